@@ -1,0 +1,2 @@
+# Installed package: find_package(oscar) gives oscar::oscar.
+include(CMakePackageConfigHelpers)

@@ -1,0 +1,92 @@
+#pragma once
+// Engine adapter for unmodified llama.cpp: a ggml backend that owns the KV cache buffer in 2-bit pages and serves cache
+// writes (SET_ROWS) and attention (FLASH_ATTN_EXT) on it; and the samples of a running model for calibration.
+// In-process: load a model with model_params(), configure the device, create a context with offload_kqv = true. A context with
+// offload_kqv = false keeps llama.cpp's own cache on the same model: the 16-bit baseline.
+
+#include <llama.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <oscar/cache.hpp>
+#include <oscar/covariance.hpp>
+#include <oscar/result.hpp>
+#include <oscar/rotation.hpp>
+#include <oscar/samples.hpp>
+#include <string>
+#include <vector>
+
+namespace oscar::ggml {
+
+enum class CacheMode {
+  kDelegate,  // an ordinary F16 cache in our buffer, every operation handed to the CPU backend: bit-exact against stock
+  kInt2,      // 2-bit pages + F16 sink and recent rows
+};
+
+struct CacheConfig {
+  CacheMode mode = CacheMode::kInt2;
+  std::shared_ptr<const RotationSet> rotation;  // kInt2. Layers it lacks (sliding-window layers) keep an F16 cache, delegated
+  int sink = 64;
+  int recent = 256;
+  bool exact_batch = true;       // tokens of the current batch are read exact; false: full mode, windows only
+  bool keep_exact_rows = false;  // evaluation: the ring holds every row, so that exact_all and encode_again work
+  bool encode_on_store = true;   // evaluation may encode later, with encode_again
+  int num_threads = 1;
+};
+
+// Bytes of a live cache. `buffer` is what llama.cpp allocated for it, alignment included.
+struct CacheUsage {
+  std::int64_t buffer_bytes = 0;
+  std::int64_t page_bytes = 0;        // codes and parameters
+  std::int64_t window_bytes = 0;      // 16-bit rows beside the pages
+  std::int64_t delegated_bytes = 0;   // layers that stay 16 bit
+  std::int64_t bookkeeping_bytes = 0; // positions and tags, outside the buffer
+  std::int64_t elements = 0;          // K and V elements of the quantised layers at full context
+  int quantized_layers = 0, delegated_layers = 0;
+};
+
+// What one context's cache will take, to the byte; buffer_bytes equals llama.cpp's allocation. num_cells as llama.cpp pads it.
+Result<CacheUsage> predict_usage(const ModelGeometry& geometry, const RotationSet* rotation, const CacheConfig& config,
+                                 std::int64_t context, int num_streams);
+
+// The live cache of the context created after the configure call. Not thread-safe against llama_decode of that context.
+class Cache {
+ public:
+  virtual ~Cache() = default;
+  virtual CacheUsage usage() const = 0;
+  virtual Status status() const = 0;                 // the first error met while serving (bad rows, unsupported op), sticky
+  virtual void set_exact_all(bool exact_all) = 0;    // every key with a kept exact row is read exactly
+  virtual void set_exact_batch(bool exact_batch) = 0;
+  virtual void set_encode_on_store(bool encode) = 0;
+  // Encodes tokens [0, num_tokens) of stream 0 again from their kept exact rows, with this rotation (same parameter format or
+  // larger allocation; see config). Needs keep_exact_rows.
+  virtual Status encode_again(std::shared_ptr<const RotationSet> rotation, int num_tokens) = 0;
+  virtual Status set_window(int sink, int recent) = 0;
+};
+
+// Registers the device with ggml once in this process and returns it.
+ggml_backend_dev_t device();
+
+// llama_model_default_params() with our device selected and every layer's cache on it (weights stay on the CPU).
+llama_model_params model_params();
+
+// The next llama_context created on a model of model_params() (offload_kqv = true) gets this cache.
+// The returned handle is filled while the context is created; it must outlive nothing and may be kept as long as the context lives.
+Result<std::shared_ptr<Cache>> configure(const CacheConfig& config);
+
+// ---- calibration samples ----
+struct SampleOptions {
+  int num_threads = 1;
+  std::function<bool(double fraction)> progress;  // returns false to stop (kInterrupted)
+};
+// Geometry of each layer as the graph shows it (kinds and windows by the masks, RoPE by the ROPE nodes) refines `geometry`.
+// Runs every window (token ids of one text, each from position 0) through the model, one ubatch a window, and hands each layer's
+// rows to `sink`. Nothing is held beyond the current layer.
+Status sample_model(llama_model* model, const std::vector<std::vector<llama_token>>& windows, const SampleOptions& options,
+                    ModelGeometry& geometry, const SampleSink& sink);
+
+// sum over the group's heads of W_o^T W_o, for each layer and KV head, from the GGUF file: fills HeadStatistics::output_gram.
+Status add_output_gram(const std::string& gguf_path, ModelStatistics& statistics);
+
+}  // namespace oscar::ggml
