@@ -1,0 +1,47 @@
+#include "kernels/cpu/codec_kernels.hpp"
+
+namespace oscar::cpu {
+namespace {
+
+// 2^(r / 16) and 2^((r + .5) / 16) for r = 0 .. 15; other octaves are exact multiples.
+constexpr double kOctave[16] = {
+    1.0,
+    1.04427378242741384032,
+    1.09050773266525765920,
+    1.13878863475669165370,
+    1.18920711500272106671,
+    1.24185781207348404859,
+    1.29683955465100966593,
+    1.35425554693689272829,
+    1.41421356237309504880,
+    1.47682614593949931138,
+    1.54221082540794082361,
+    1.61049033194925430817,
+    1.68179283050742908606,
+    1.75625216037329948311,
+    1.83400808640934246348,
+    1.91520656139714729387,
+};
+constexpr double kOctaveLimits[16] = {
+    1.02189714865411667823, 1.06714040067682361816, 1.11438674259589253630, 1.16372485877757751381,
+    1.21524735998046887811, 1.26905095719173322255, 1.32523664315974129462, 1.38390988196383195487,
+    1.44518080697704662003, 1.50916442759342273976, 1.57598084510788648645, 1.64575547815396484451,
+    1.71861929812247791562, 1.79470907500310718642, 1.87416763411029990132, 1.95714412417540026901,
+};
+
+constexpr ScaleTable make_scale_table() {
+  ScaleTable table{};
+  double octave = 1.0 / 256;  // entry 0 is 2^-8
+  for (int i = 0; i < 256; ++i) {
+    table.values[i] = static_cast<float>(kOctave[i % 16] * octave);
+    table.limits[i] = static_cast<float>(kOctaveLimits[i % 16] * octave);
+    if (i % 16 == 15) octave *= 2;
+  }
+  return table;
+}
+
+}  // namespace
+
+constinit const ScaleTable kScaleTable = make_scale_table();
+
+}  // namespace oscar::cpu
