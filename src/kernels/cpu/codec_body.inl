@@ -132,7 +132,7 @@ inline void normalize(const float* y, int num, Fit fit, float* u) {
 // ---- least squares ----
 
 Log8Parameters encode_least_squares(int head_dim, float center, float spread, const float* y, std::uint8_t* codes) {
-  float centered[kMaxHeadDim], u[kMaxHeadDim], level[kMaxHeadDim] = {};
+  float centered[kMaxHeadDim], u[kMaxHeadDim], level[kMaxHeadDim];
   const float count = static_cast<float>(head_dim);
   Fit fit = mean_and_deviation(y, head_dim, centered);
   fit.scale = at_least(fit.scale, kMinScale);
@@ -235,7 +235,7 @@ inline void sweep(const FeedbackTable& table, float* gradient, float* level) {
 
 Log8Parameters encode_feedback(const FeedbackTable* table, const float* y, std::uint8_t* codes) {
   const int num = table->head_dim;
-  float u[kMaxHeadDim], level[kMaxHeadDim], gradient[kMaxHeadDim];
+  float u[kMaxHeadDim], level[kMaxHeadDim] = {}, gradient[kMaxHeadDim];
   Fit fit = mean_and_deviation(y, num, u);
   fit.scale = at_least(kStartScale * fit.scale, kMinScale);
   normalize(y, num, fit, u);
