@@ -107,7 +107,8 @@ class WindowRows {
   bool valid(std::int32_t token) const;
 
  private:
-  std::int64_t row_of(std::int32_t token) const;
+  std::int64_t row_of(std::int32_t token) const;  // -1: none (a ring of no rows)
+  void write(std::int32_t token, const float* rows, std::uint16_t* side, std::vector<std::int32_t>& tags);
   KvSpec spec_;
   int ring_capacity_ = 0;
   std::uint16_t* k_ = nullptr;
