@@ -9,6 +9,8 @@
 namespace oscar {
 namespace {
 
+constexpr int kTileRows = 16;  // rows whose parameters wait on the stack
+
 // The |y| at the clip's rank: a real element, no interpolation. The product is a float one, so that .9 of 160 is 144.
 float clip_threshold(float clip_ratio, int head_dim, const float* y) {
   if (!(clip_ratio > 0)) return std::numeric_limits<float>::infinity();
@@ -17,6 +19,10 @@ float clip_threshold(float clip_ratio, int head_dim, const float* y) {
   std::transform(y, y + head_dim, magnitude, [](float value) { return std::abs(value); });
   std::nth_element(magnitude, magnitude + rank, magnitude + head_dim);
   return magnitude[rank];
+}
+
+RowParameters from_log8(cpu::Log8Parameters stored) {
+  return {.scale_code = stored.scale_code, .offset_code = stored.offset_code};
 }
 
 }  // namespace
@@ -43,9 +49,6 @@ void encode_rows(const SideRotation& side, Quantizer quantizer, int head_dim, co
   const auto each_row = [&](auto encode) {
     for (int row = 0; row < num_rows; ++row) parameters[row] = encode(y + row * head_dim, codes + row * head_dim);
   };
-  const auto log8 = [](cpu::Log8Parameters stored) {
-    return RowParameters{.scale_code = stored.scale_code, .offset_code = stored.offset_code};
-  };
   switch (quantizer) {
     case Quantizer::kMinMax:
       return each_row([&](const float* row, std::uint8_t* row_codes) {
@@ -55,7 +58,8 @@ void encode_rows(const SideRotation& side, Quantizer quantizer, int head_dim, co
       });
     case Quantizer::kLeastSquares:
       return each_row([&](const float* row, std::uint8_t* row_codes) {
-        return log8(kernels.encode_least_squares(head_dim, side.offset_center, side.offset_spread, row, row_codes));
+        return from_log8(
+            kernels.encode_least_squares(head_dim, side.offset_center, side.offset_spread, row, row_codes));
       });
     case Quantizer::kFeedback: {
       cpu::FeedbackTable table{};
@@ -65,9 +69,13 @@ void encode_rows(const SideRotation& side, Quantizer quantizer, int head_dim, co
       table.center = side.offset_center;
       table.spread = side.offset_spread;
       kernels.prepare_feedback(&table);
-      return each_row([&](const float* row, std::uint8_t* row_codes) {
-        return log8(kernels.encode_feedback(&table, row, row_codes));
-      });
+      cpu::Log8Parameters stored[kTileRows];
+      for (int first = 0; first < num_rows; first += kTileRows) {
+        const int num = std::min(kTileRows, num_rows - first);
+        kernels.encode_feedback(&table, y + first * head_dim, num, codes + first * head_dim, stored);
+        for (int i = 0; i < num; ++i) parameters[first + i] = from_log8(stored[i]);
+      }
+      return;
     }
   }
 }

@@ -7,6 +7,7 @@ constexpr float kStartScale = 1.05f;  // feedback starts from a slightly wide sc
 constexpr float kMinScale = 1e-8f;
 constexpr float kSingular = 1e-4f;  // determinant of the refit, relative to its diagonal product
 constexpr int kNumSweeps = 2;
+constexpr int kGroupRows = 4;  // rows that a matrix product takes together
 
 inline float at_least(float value, float limit) { return value > limit ? value : limit; }  // NaN becomes limit
 
@@ -57,22 +58,22 @@ inline void transform_tile(const float* matrix, int head_dim, const float* x, fl
   }
 }
 
-template <int kRows, int kVectors>
-inline void transform_row_group(const float* matrix, int head_dim, const float* x, float* y) {
-  int j = 0;
-  for (; j + kLanes * kVectors <= head_dim; j += kLanes * kVectors) {
-    transform_tile<kRows, kVectors>(matrix + j, head_dim, x, y + j);
-  }
-  for (; j < head_dim; j += 2 * kLanes) transform_tile<kRows, 2>(matrix + j, head_dim, x, y + j);
-}
-
-// Two rows share each load of A; one row alone keeps as many sums in flight.
+// Outputs in strips: a strip of A (at most 16 KiB) stays in the first-level cache while the rows pass. Four rows share
+// each load; the last ones, alone, take wider strips to keep as many sums in flight.
 void transform(const float* matrix, int head_dim, const float* x, int num_rows, float* y) {
-  int row = 0;
-  for (; row + 2 <= num_rows; row += 2) {
-    transform_row_group<2, 4>(matrix, head_dim, x + row * head_dim, y + row * head_dim);
+  const int num_shared = num_rows / kGroupRows * kGroupRows;
+  for (int j = 0; j < head_dim && num_shared > 0; j += 2 * kLanes) {
+    for (int row = 0; row < num_shared; row += kGroupRows) {
+      transform_tile<kGroupRows, 2>(matrix + j, head_dim, x + row * head_dim, y + row * head_dim + j);
+    }
   }
-  if (row < num_rows) transform_row_group<1, 8>(matrix, head_dim, x + row * head_dim, y + row * head_dim);
+  for (int row = num_shared; row < num_rows; ++row) {
+    const float* from = x + row * head_dim;
+    float* to = y + row * head_dim;
+    int j = 0;
+    for (; j + 8 * kLanes <= head_dim; j += 8 * kLanes) transform_tile<1, 8>(matrix + j, head_dim, from, to + j);
+    for (; j < head_dim; j += 2 * kLanes) transform_tile<1, 2>(matrix + j, head_dim, from, to + j);
+  }
 }
 
 // x_j = y . row j of A^{-T}; four outputs at a time hide the latency of the additions.
@@ -191,10 +192,9 @@ inline void round_with_feedback(const FeedbackTable& table, const float* u, floa
 }
 
 // Least squares in M of (alpha, beta): u ~ alpha 1 + beta level; then mean += scale alpha, scale *= beta.
-inline void refit(const FeedbackTable& table, const float* u, const float* level, Fit* fit) {
+// weighted = level M.
+inline void refit(const FeedbackTable& table, const float* u, const float* level, const float* weighted, Fit* fit) {
   const int num = table.head_dim;
-  float weighted[kMaxHeadDim];  // level M
-  transform(table.metric, num, level, 1, weighted);
   const float ones_level = dot(level, table.row_sum, num);
   const float level_level = dot(level, weighted, num);
   const float ones_u = dot(u, table.row_sum, num);
@@ -233,22 +233,42 @@ inline void sweep(const FeedbackTable& table, float* gradient, float* level) {
   }
 }
 
-Log8Parameters encode_feedback(const FeedbackTable* table, const float* y, std::uint8_t* codes) {
-  const int num = table->head_dim;
-  float u[kMaxHeadDim], level[kMaxHeadDim] = {}, gradient[kMaxHeadDim];
-  Fit fit = mean_and_deviation(y, num, u);
-  fit.scale = at_least(kStartScale * fit.scale, kMinScale);
-  normalize(y, num, fit, u);
-  round_with_feedback(*table, u, level);
-  refit(*table, u, level, &fit);
-  const Log8Parameters stored = store_fit(table->center, table->spread, &fit);
-  // gradient of half the error in M: (level - (y - m) / s) M
-  normalize(y, num, fit, u);
-  for (int j = 0; j < num; j += kLanes) store(u + j, sub(load(level + j), load(u + j)));
-  transform(table->metric, num, u, 1, gradient);
-  for (int i = 0; i < kNumSweeps; ++i) sweep(*table, gradient, level);
-  for (int j = 0; j < num; j += kLanes) store_level_codes(codes + j, load(level + j));
-  return stored;
+// A few rows at a time, so that they share the loads of M in its two products.
+void encode_feedback_group(const FeedbackTable& table, const float* y, int num_rows, std::uint8_t* codes,
+                           Log8Parameters* parameters) {
+  const int num = table.head_dim;
+  float u[kGroupRows * kMaxHeadDim], level[kGroupRows * kMaxHeadDim] = {}, product[kGroupRows * kMaxHeadDim];
+  Fit fit[kGroupRows];
+  for (int row = 0; row < num_rows; ++row) {
+    float* row_u = u + row * num;
+    fit[row] = mean_and_deviation(y + row * num, num, row_u);
+    fit[row].scale = at_least(kStartScale * fit[row].scale, kMinScale);
+    normalize(y + row * num, num, fit[row], row_u);
+    round_with_feedback(table, row_u, level + row * num);
+  }
+  transform(table.metric, num, level, num_rows, product);
+  for (int row = 0; row < num_rows; ++row) {
+    float* row_u = u + row * num;
+    const float* row_level = level + row * num;
+    refit(table, row_u, row_level, product + row * num, fit + row);
+    parameters[row] = store_fit(table.center, table.spread, fit + row);
+    normalize(y + row * num, num, fit[row], row_u);
+    for (int j = 0; j < num; j += kLanes) store(row_u + j, sub(load(row_level + j), load(row_u + j)));
+  }
+  transform(table.metric, num, u, num_rows, product);  // gradient of half the error in M: (level - (y - m) / s) M
+  for (int row = 0; row < num_rows; ++row) {
+    float* row_level = level + row * num;
+    for (int i = 0; i < kNumSweeps; ++i) sweep(table, product + row * num, row_level);
+    for (int j = 0; j < num; j += kLanes) store_level_codes(codes + row * num + j, load(row_level + j));
+  }
+}
+
+void encode_feedback(const FeedbackTable* table, const float* y, int num_rows, std::uint8_t* codes,
+                     Log8Parameters* parameters) {
+  for (int row = 0; row < num_rows; row += kGroupRows) {
+    const int num = num_rows - row < kGroupRows ? num_rows - row : kGroupRows;
+    encode_feedback_group(*table, y + row * table->head_dim, num, codes + row * table->head_dim, parameters + row);
+  }
 }
 
 // ---- min and max ----

@@ -36,7 +36,8 @@ struct FloatPairParameters {
 // Rows are contiguous; head_dim is a multiple of 16 up to kMaxHeadDim. Pointers need no alignment.
 struct CodecKernels {
   void (*prepare_feedback)(FeedbackTable* table);  // fills row_sum, inverse_diagonal and total
-  Log8Parameters (*encode_feedback)(const FeedbackTable* table, const float* y, std::uint8_t* codes);
+  void (*encode_feedback)(const FeedbackTable* table, const float* y, int num_rows, std::uint8_t* codes,
+                          Log8Parameters* parameters);
   Log8Parameters (*encode_least_squares)(int head_dim, float center, float spread, const float* y, std::uint8_t* codes);
   // clip: largest |y| that is kept; infinity for none
   FloatPairParameters (*encode_min_max)(int head_dim, float clip, const float* y, std::uint8_t* codes);
