@@ -53,6 +53,7 @@ struct AttentionPlan {
   int num_tiles = 1;
   int num_splits = 1;       // ranges of pages, merged by LSE
   int pages_per_split = 1;
+  int num_workers = 1;      // bodies that attend() starts; each has its own scratch
   Isa isa = Isa::kScalar;
   std::size_t workspace_bytes = 0;
 };
