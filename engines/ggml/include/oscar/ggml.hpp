@@ -26,7 +26,7 @@ enum class CacheMode {
 
 struct CacheConfig {
   CacheMode mode = CacheMode::kInt2;
-  std::shared_ptr<const RotationSet> rotation;  // kInt2. Layers it lacks (sliding-window layers) keep an F16 cache, delegated
+  std::shared_ptr<const RotationSet> rotation = nullptr;  // kInt2. Layers it lacks (sliding-window layers) keep an F16 cache, delegated
   int sink = 64;
   int recent = 256;
   bool exact_batch = true;       // tokens of the current batch are read exact; false: full mode, windows only
