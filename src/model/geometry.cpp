@@ -1,17 +1,16 @@
 // ModelGeometry from GGUF metadata. What a model's keys do not say (which layers slide, where llama.cpp decides by
 // architecture) is the common default here; the sampler refines it from the model's own graph.
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <oscar/model.hpp>
+#include <span>
 #include <utility>
 
+#include "io/hash.hpp"
 #include "model/gguf.hpp"
 
 namespace oscar {
@@ -250,29 +249,26 @@ Status read_layers(const Metadata& metadata, const gguf::Header& header, ModelGe
   return {};
 }
 
-void hash_text(XXH3_state_t& state, const std::string& text) {
-  XXH3_128bits_update(&state, text.c_str(), text.size() + 1);
-}
-
-// XXH3-128 over the architecture, each layer's shape and the bytes of the first key tensor.
+// XXH3-128 over the architecture, each layer's shape and the bytes of the first key tensor: facts of the file only, no
+// defaults that a later version may learn better.
 Result<std::string> fingerprint(const Metadata& metadata, const gguf::Header& header, const ModelGeometry& geometry,
                                 std::istream& in) {
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
-  hash_text(state, geometry.architecture);
+  io::Hasher hasher;
+  hasher.update_text(geometry.architecture);
   const gguf::Tensor* tensor = nullptr;
   for (std::size_t i = 0; i < geometry.layers.size(); ++i) {
     const LayerGeometry& layer = geometry.layers[i];
-    hash_text(state, std::to_string(static_cast<int>(layer.kind)) + "," + std::to_string(layer.num_qo_heads) + "," +
-                         std::to_string(layer.num_kv_heads) + "," + std::to_string(layer.head_dim) + "," +
-                         std::to_string(layer.sliding_window));
+    for (const int field : {layer.num_qo_heads, layer.num_kv_heads, layer.head_dim}) {
+      hasher.update_number(static_cast<std::uint64_t>(field));
+    }
     if (tensor == nullptr && layer.kind != LayerKind::kNoCache) tensor = key_tensor(header, i);
   }
   if (tensor == nullptr || tensor->num_bytes == 0) {
     return metadata.bad(
         "the first layer's key weights are missing or of an unknown type; use the first part of a split model");
   }
-  hash_text(state, tensor->name + ":" + std::to_string(tensor->type));
+  hasher.update_text(tensor->name);
+  hasher.update_number(tensor->type);
   in.clear();
   in.seekg(static_cast<std::streamoff>(tensor->offset));
   std::array<char, 64 * 1024> buffer;
@@ -281,18 +277,10 @@ Result<std::string> fingerprint(const Metadata& metadata, const gguf::Header& he
     if (!in.read(buffer.data(), static_cast<std::streamsize>(part))) {
       return metadata.unreadable(tensor->name);
     }
-    XXH3_128bits_update(&state, buffer.data(), part);
+    hasher.update(std::as_bytes(std::span(buffer).first(part)));
     left -= part;
   }
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state));
-  std::string hex;
-  for (const unsigned char byte : canonical.digest) {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    hex += kDigits[byte >> 4];
-    hex += kDigits[byte & 15];
-  }
-  return hex;
+  return hasher.hex();
 }
 
 }  // namespace

@@ -1,0 +1,37 @@
+#pragma once
+// Finished rows of `oscar eval`, as printed and as kept in its row file between runs.
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <oscar/result.hpp>
+#include <string>
+#include <vector>
+
+#include "metrics.hpp"
+
+namespace oscar::tool {
+
+struct EvalRow {
+  std::string model, text, method;
+  double bits = 16, bits_at_length = 16, bits_at_32k = 16;
+  ScoreSummary summary;
+  double seconds = 0;
+};
+
+nlohmann::ordered_json row_json(const EvalRow& row);
+std::string rows_table(const std::vector<EvalRow>& rows);
+
+// Rows by key; a key holds everything that decides a row (model, text, method, settings, rotation hash).
+class RowFile {
+ public:
+  // No path: nothing is kept. Error kBadInput when the file exists and is not one of these.
+  static Result<RowFile> open(const std::string& path);
+  const EvalRow* find(const std::string& key) const;
+  Status add(const std::string& key, const EvalRow& row);  // written at once, whole or not at all
+
+ private:
+  std::string path_;
+  std::map<std::string, EvalRow> rows_;
+};
+
+}  // namespace oscar::tool

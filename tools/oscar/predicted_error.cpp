@@ -1,0 +1,118 @@
+// Model of the error. A transformed row y = x A has D channels of about equal variance s^2; two uniform bits fitted by
+// least squares leave kRowError s^2 a channel, uncorrelated. Without feedback the weighted error is kRowError s^2
+// tr(N), N = A^-1 S A^-T; with feedback the channels' errors are steered, and tr(N) becomes the sum of the pivots d of
+// N = (I + T) diag(d) (I + T)^T.
+
+#include "predicted_error.hpp"
+
+#include <Eigen/Dense>
+#include <algorithm>
+
+namespace oscar::tool {
+namespace {
+
+using Matrix = Eigen::MatrixXd;
+
+constexpr double kRowError = 0.117;    // of a Gaussian row's variance, least-squares step and offset
+constexpr double kMinMaxError = 0.16;  // min/max after the published clip
+constexpr double kFeedbackDamping = 0.05;
+
+Matrix square(const std::vector<double>& values, int d) {
+  return Eigen::Map<const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>(values.data(), d, d);
+}
+Matrix square(const std::vector<float>& values, int d) {
+  return Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>(values.data(), d, d)
+      .cast<double>();
+}
+Eigen::VectorXd vector(const std::vector<double>& values) {
+  return Eigen::Map<const Eigen::VectorXd>(values.data(), static_cast<Eigen::Index>(values.size()));
+}
+
+// Sum of the pivots of U diag(d) U^T with U unit upper triangular: eliminates from the last channel to the first.
+double pivot_sum(Matrix n) {
+  const Eigen::Index d = n.rows();
+  n.diagonal().array() += kFeedbackDamping * n.trace() / static_cast<double>(d);
+  double sum = 0;
+  for (Eigen::Index i = d - 1; i >= 0; --i) {
+    const double pivot = n(i, i);
+    if (pivot <= 0) break;
+    sum += pivot;
+    const Eigen::VectorXd column = n.col(i).head(i);
+    n.topLeftCorner(i, i) -= column * column.transpose() / pivot;
+  }
+  return sum;
+}
+
+// Expected error energy over signal energy of one side. `row`: second moment of what is encoded, `offset`: its mean,
+// removed by the row's own zero point where the transform puts it there; `signal`: covariance of the original rows.
+double side_error(const SideRotation& side, Quantizer quantizer, const Matrix& row_covariance, const Matrix& signal,
+                  const Matrix& weight) {
+  const auto d = static_cast<int>(weight.rows());
+  const double signal_energy = (signal * weight).trace();
+  if (signal_energy <= 0) return 0;
+  const Matrix a = side.transform.empty() ? Matrix(Matrix::Identity(d, d)) : square(side.transform, d);
+  const Matrix inverse = side.inverse_transposed.empty() ? Matrix(Matrix::Identity(d, d))
+                                                         : Matrix(square(side.inverse_transposed, d).transpose());
+  const double variance = (a.transpose() * row_covariance * a).trace() / d;
+  const Matrix metric = inverse * weight * inverse.transpose();
+  const double share = quantizer == Quantizer::kMinMax ? kMinMaxError : kRowError;
+  return share * variance * (quantizer == Quantizer::kFeedback ? pivot_sum(metric) : metric.trace()) / signal_energy;
+}
+
+// Covariance of k_j - (mean of its block) about the mean of that, over the sampled positions; and of k itself.
+struct KeyMoments {
+  Matrix residual, keys;
+};
+KeyMoments key_moments(const HeadStatistics& head, const HeadRotation& rotation, const RopeSpec& rope) {
+  const int d = head.head_dim;
+  const double n = std::max(1.0, head.num_keys);
+  Matrix moment = square(head.key_moment, d) / n;
+  Eigen::VectorXd key_mean = Eigen::VectorXd::Zero(d);
+  Eigen::VectorXd removed = Eigen::VectorXd::Zero(d);
+  Matrix residual = moment;
+  std::vector<float> mean(static_cast<std::size_t>(d));
+  for (std::size_t b = 0; b < head.block_count.size(); ++b) {
+    if (head.block_count[b] == 0) continue;
+    const Eigen::VectorXd sum =
+        Eigen::Map<const Eigen::VectorXd>(head.block_key_sum.data() + b * static_cast<std::size_t>(d), d);
+    block_mean(rotation, rope, d, static_cast<std::int64_t>(b) * kBlockTokens, mean.data());
+    const Eigen::VectorXd m = Eigen::Map<const Eigen::VectorXf>(mean.data(), d).cast<double>();
+    residual += (head.block_count[b] * m * m.transpose() - sum * m.transpose() - m * sum.transpose()) / n;
+    key_mean += sum / n;
+    removed += head.block_count[b] * m / n;
+  }
+  const Eigen::VectorXd residual_mean = key_mean - removed;
+  return {residual - residual_mean * residual_mean.transpose(), moment - key_mean * key_mean.transpose()};
+}
+
+}  // namespace
+
+std::vector<PredictedError> predict_errors(const ModelStatistics& statistics, const RotationSet& set) {
+  std::vector<PredictedError> errors;
+  for (const auto& [index, layer] : set.layers) {
+    const auto found = statistics.layers.find(index);
+    if (found == statistics.layers.end() || found->second.heads.size() != layer.heads.size() || layer.heads.empty())
+      continue;
+    PredictedError error{.layer = index};
+    for (std::size_t h = 0; h < layer.heads.size(); ++h) {
+      const HeadStatistics& head = found->second.heads[h];
+      const int d = head.head_dim;
+      const KeyMoments keys = key_moments(head, layer.heads[h], layer.rope);
+      error.key +=
+          side_error(layer.heads[h].key, set.quantizer(), keys.residual, keys.keys, square(head.query_moment, d));
+      const double n = std::max(1.0, head.num_keys);
+      const Eigen::VectorXd value_mean = vector(head.value_sum) / n;
+      const Matrix values = square(head.value_moment, d) / n;
+      const Matrix weight = head.output_gram.empty() ? Matrix(Matrix::Identity(d, d)) : square(head.output_gram, d);
+      error.value += side_error(layer.heads[h].value, set.quantizer(), values - value_mean * value_mean.transpose(),
+                                values, weight);
+    }
+    const auto num_heads = static_cast<double>(layer.heads.size());
+    error.key /= num_heads;
+    error.value /= num_heads;
+    errors.push_back(error);
+  }
+  return errors;
+}
+
+}  // namespace oscar::tool
