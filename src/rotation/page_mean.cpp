@@ -1,5 +1,6 @@
 #include "rotation/page_mean.hpp"
 
+#include <cmath>
 #include <oscar/rotation.hpp>
 
 #include "covariance/rope_turn.hpp"
@@ -83,13 +84,19 @@ Moments average_over_offsets(const Moments& moments, const RopeSpec& rope, const
   return sum;
 }
 
+// On the path of every stored key: allocates nothing.
 void block_mean(const HeadRotation& head, const RopeSpec& rope, int head_dim, std::int64_t position, float* out) {
-  std::vector<double> row = head.page_mean;
-  row.resize(static_cast<std::size_t>(head_dim));  // zeros when the head has no page mean
-  RopeTurn turn(rope);
-  turn.set_position(static_cast<double>(position / kBlockTokens * kBlockTokens));
-  turn.turn(row.data());
-  for (std::size_t c = 0; c < row.size(); ++c) out[c] = static_cast<float>(row[c]);
+  const std::vector<double>& mean = head.page_mean;
+  for (int c = 0; c < head_dim; ++c)
+    out[c] = mean.empty() ? 0.0f : static_cast<float>(mean[static_cast<std::size_t>(c)]);
+  if (mean.empty() || rope.order == RopeOrder::kNone) return;
+  const double start = static_cast<double>(position / kBlockTokens * kBlockTokens);
+  const std::size_t half = rope.inv_freq.size();
+  for (std::size_t p = 0; p < half; ++p) {
+    const double cosine = std::cos(start * rope.inv_freq[p]), sine = std::sin(start * rope.inv_freq[p]);
+    out[p] = static_cast<float>(mean[p] * cosine - mean[p + half] * sine);
+    out[p + half] = static_cast<float>(mean[p + half] * cosine + mean[p] * sine);
+  }
 }
 
 }  // namespace oscar
