@@ -38,7 +38,7 @@ struct KvSpec {
 
   std::size_t half_bytes() const;  // of one page half of one KV head
   double page_bits_per_element() const;                    // codes and parameters
-  double bits_per_element(std::int64_t context) const;     // windows counted too
+  double bits_per_element(std::int64_t context) const;     // and the windows' 16-bit rows, which are extra copies
 };
 Status check_spec(const KvSpec& spec);  // head_dim a multiple of 16 in 16..256, sink and recent >= 0, ...
 

@@ -34,7 +34,8 @@ void encode_rows(const SideRotation& side, Quantizer quantizer, int head_dim, co
 void decode_rows(const SideRotation& side, ParameterFormat format, int head_dim, const std::uint8_t* codes,
                  const RowParameters* parameters, int num_rows, float* y_hat);
 
-// x [num_rows, head_dim] -> x A; and y -> y A^{-1} = y (A^{-T})^T. Plain sums in ascending channel order.
+// x [num_rows, head_dim] -> x A, plain sums in ascending channel order; and y -> y A^{-1} = y (A^{-T})^T, in eight
+// interleaved partial sums. Both the same on every instruction set.
 void transform_rows(const float* matrix, int head_dim, const float* x, int num_rows, float* y, Isa isa);
 void inverse_transform_rows(const float* inverse_transposed, int head_dim, const float* y, int num_rows, float* x, Isa isa);
 
