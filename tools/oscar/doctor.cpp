@@ -47,7 +47,7 @@ std::string_view verdict_text(Verdict verdict) {
 Check instruction_set() {
   std::string names;
   for (const Isa isa : supported_isas()) names += (names.empty() ? "" : ", ") + std::string(isa_name(isa));
-  const Result<Isa> chosen = select_isa();
+  const Result<Isa> chosen = select_isa();  // main has refused one that this machine lacks
   if (!chosen) return {"instruction set", names, Verdict::kFailed, chosen.error().message, kExitMachine};
   Check check{"instruction set", fmt::format("{} (of {})", isa_name(*chosen), names), Verdict::kOk, "", kExitMachine};
   if (*chosen == Isa::kScalar) {

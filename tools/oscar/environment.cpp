@@ -8,11 +8,11 @@ namespace {
 
 constexpr std::string_view kPrefix = "OSCAR_";
 
-// What the program, the library and the llama.cpp plug-in read, and what the tests set.
+// What the program and the library read, what scripts/env sets, and what the tests set.
 const std::vector<std::string_view>& known_variables() {
   static const std::vector<std::string_view> known = {
-      "OSCAR_ISA",    "OSCAR_ROTATION", "OSCAR_CACHE",  "OSCAR_SINK",
-      "OSCAR_RECENT", "OSCAR_THREADS",  "OSCAR_MODELS", "OSCAR_VECTORS",
+      "OSCAR_ISA",    "OSCAR_CACHE", "OSCAR_JOBS",    "OSCAR_LLAMA_PREFIX",
+      "OSCAR_MODELS", "OSCAR_TEXTS", "OSCAR_VECTORS", "OSCAR_ENGINE_TEXT",
   };
   return known;
 }

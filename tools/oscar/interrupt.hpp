@@ -5,7 +5,7 @@
 
 namespace oscar::tool {
 
-// Handles SIGINT and SIGTERM from here on.
+// Handles SIGINT and SIGTERM from here on. A write beyond a file size limit becomes an ordinary error of the write.
 void install_interrupt_handler();
 bool interrupted();
 // The error that a stopped verb returns (exit code 130).

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <oscar/isa.hpp>
 #include <oscar/version.hpp>
 
 #include "environment.hpp"
@@ -46,6 +47,10 @@ int run_program(int argc, char** argv) {
     return app.exit(error) == 0 ? kExitDone : kExitUsage;
   }
   if (const Status environment = check_environment(environ); !environment) return fail(environment.error());
+  if (const Result<Isa> isa = select_isa(); !isa) {
+    note("oscar: " + isa.error().message);
+    return isa.error().code == ErrorCode::kUnsupported ? kExitMachine : exit_code_of(isa.error());
+  }
   for (const Verb& verb : verbs) {
     if (!verb.app->parsed()) continue;
     const Result<int> outcome = verb.action();
