@@ -36,7 +36,7 @@ Status check_rotation(const RotationSet& set, const ModelGeometry& geometry) {
   const std::string difference = first_difference(set.geometry, geometry);
   if (difference.empty()) return {};
   return make_error(ErrorCode::kMismatch, "the rotation was made for another model: " + difference +
-                                              "; recalibrate for this model: oscar calibrate -m MODEL -o ROTATION");
+                                              "; recalibrate for this model: oscar calibrate -m MODEL -f TEXT");
 }
 
 }  // namespace oscar
