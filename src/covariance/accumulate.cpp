@@ -182,32 +182,48 @@ class MomentAdder {
   std::vector<double> left_, right_, products_, block_queries_, weights_;
 };
 
-// Sums of first order of keys and values, over all heads at once: the angles of a position serve every head.
-void add_means(LayerStatistics& layer, const SampleBlock& block, int num_skipped) {
-  const auto width = static_cast<std::size_t>(block.head_dim);
-  const std::int64_t last = block.first_position + block.num_tokens - 1;
-  const auto num_blocks = static_cast<std::size_t>(last / kBlockTokens + 1);
+void grow_blocks(LayerStatistics& layer, std::int64_t last_position) {
+  const auto num_blocks = static_cast<std::size_t>(last_position / kBlockTokens + 1);
   for (HeadStatistics& head : layer.heads) {
     if (head.block_count.size() >= num_blocks) continue;
     head.block_count.resize(num_blocks);
-    head.block_key_sum.resize(num_blocks * width);
+    head.block_key_sum.resize(num_blocks * static_cast<std::size_t>(head.head_dim));
   }
-  RopeTurn turn(layer.rope);
-  for (int t = num_skipped; t < block.num_tokens; ++t) {
-    const std::int64_t position = block.first_position + t;
+}
+
+// Sums of first order of keys and values. A key of position 64 B + t is turned back by t, added up over its block, and
+// the sum turned back by 64 B: 64 angles a frequency serve every token and head.
+void add_means(LayerStatistics& layer, const SampleBlock& block, int num_skipped) {
+  const auto width = static_cast<std::size_t>(block.head_dim);
+  grow_blocks(layer, block.first_position + block.num_tokens - 1);
+  std::vector<RopeTurn> within_block(kBlockTokens, RopeTurn(layer.rope));
+  for (int t = 0; t < kBlockTokens; ++t) within_block[static_cast<std::size_t>(t)].set_position(t);
+  RopeTurn to_start(layer.rope);
+  std::vector<double> turned_sum(width);
+
+  for (int first = num_skipped; first < block.num_tokens;) {
+    const std::int64_t position = block.first_position + first;
     const auto index = static_cast<std::size_t>(position / kBlockTokens);
-    turn.set_position(static_cast<double>(position));
+    const auto slot = static_cast<int>(position % kBlockTokens);
+    const int count = std::min(kBlockTokens - slot, block.num_tokens - first);
+    to_start.set_position(-static_cast<double>(index) * kBlockTokens);
     for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       HeadStatistics& head = layer.heads[h];
-      const std::size_t row = (static_cast<std::size_t>(t) * layer.heads.size() + h) * width;
-      turn.add_turned_back(block.k + row, block.head_dim, head.pre_rope_key_sum.data());
-      for (std::size_t c = 0; c < width; ++c) {
-        head.block_key_sum[index * width + c] += block.k[row + c];
-        head.value_sum[c] += block.v[row + c];
+      std::ranges::fill(turned_sum, 0.0);
+      for (int t = 0; t < count; ++t) {
+        const std::size_t row = (static_cast<std::size_t>(first + t) * layer.heads.size() + h) * width;
+        within_block[static_cast<std::size_t>(slot + t)].add_turned_back(block.k + row, turned_sum);
+        for (std::size_t c = 0; c < width; ++c) {
+          head.block_key_sum[index * width + c] += block.k[row + c];
+          head.value_sum[c] += block.v[row + c];
+        }
       }
-      head.block_count[index] += 1;
-      head.num_keys += 1;
+      to_start.turn(turned_sum.data());
+      for (std::size_t c = 0; c < width; ++c) head.pre_rope_key_sum[c] += turned_sum[c];
+      head.block_count[index] += count;
+      head.num_keys += count;
     }
+    first += count;
   }
 }
 

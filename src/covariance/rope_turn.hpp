@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <oscar/model.hpp>
+#include <span>
 #include <vector>
 
 namespace oscar {
@@ -35,8 +36,8 @@ class RopeTurn {
     }
   }
 
-  // sum += row R^T: a row taken back from the position, added up.
-  void add_turned_back(const float* row, int head_dim, double* sum) const {
+  // sum += row R^T: a row taken back from the position, added up. Both have head_dim channels.
+  void add_turned_back(const float* row, std::span<double> sum) const {
     const std::size_t half = frequencies_.size();
     for (std::size_t p = 0; p < half; ++p) {
       const double first = row[p];
@@ -44,7 +45,7 @@ class RopeTurn {
       sum[p] += first * cosines_[p] + second * sines_[p];
       sum[p + half] += second * cosines_[p] - first * sines_[p];
     }
-    for (std::size_t c = 2 * half; c < static_cast<std::size_t>(head_dim); ++c) sum[c] += row[c];
+    for (std::size_t c = 2 * half; c < sum.size(); ++c) sum[c] += row[c];
   }
 
  private:
