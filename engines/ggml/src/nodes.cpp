@@ -67,6 +67,14 @@ std::vector<double> yarn_mix(const ggml_tensor* rope, int num_dims) {
   return mix;
 }
 
+// Words of the bits lo..hi (inclusive): word `index`.
+std::uint64_t range_word(std::int64_t lo, std::int64_t hi, std::int64_t index) {
+  const std::int64_t first = std::max<std::int64_t>(lo - 64 * index, 0);
+  const std::int64_t last = std::min<std::int64_t>(hi - 64 * index, 63);
+  if (first > last) return 0;
+  return (~std::uint64_t{0} >> (63 - (last - first))) << first;
+}
+
 }  // namespace
 
 Op op_of(const ggml_tensor* node) {
@@ -201,6 +209,38 @@ bool visible_bits(const ggml_fp16_t* mask_row, std::int64_t num_keys, std::uint6
     words[first / 64] = ~hidden & all;
   }
   return wrong == 0;
+}
+
+Result<int> read_window(const ggml_tensor* mask, std::int64_t num_tokens) {
+  if (mask == nullptr || mask->type != GGML_TYPE_F16 || mask->ne[0] < num_tokens || mask->ne[1] < num_tokens) {
+    return make_error(ErrorCode::kUnsupported,
+                      "attention without an F16 causal mask; only decoder models are supported");
+  }
+  std::vector<std::byte> scratch;
+  const std::byte* base = host_bytes(mask, scratch);
+  const std::int64_t num_words = (mask->ne[0] + 63) / 64;
+  std::vector<std::uint64_t> words(static_cast<std::size_t>(num_words));
+  const auto read_row = [&](std::int64_t query) {
+    return visible_bits(reinterpret_cast<const ggml_fp16_t*>(base + query * static_cast<std::int64_t>(mask->nb[1])),
+                        mask->ne[0], words.data());
+  };
+  const auto unsupported = [] {
+    return make_error(
+        ErrorCode::kUnsupported,
+        "attention is neither causal nor causal within a sliding window; such layers cannot be calibrated");
+  };
+  if (!read_row(num_tokens - 1)) return unsupported();
+  std::int64_t first_visible = 0;
+  while (first_visible < num_tokens && (words[first_visible / 64] >> (first_visible % 64) & 1) == 0) ++first_visible;
+  const std::int64_t window = first_visible == 0 ? 0 : num_tokens - first_visible;
+  for (std::int64_t i = 0; i < num_tokens; ++i) {
+    if (!read_row(i)) return unsupported();
+    const std::int64_t oldest = window == 0 ? 0 : std::max<std::int64_t>(0, i - window + 1);
+    for (std::int64_t w = 0; w < num_words; ++w) {
+      if (words[w] != range_word(oldest, i, w)) return unsupported();
+    }
+  }
+  return static_cast<int>(window);
 }
 
 std::string describe(const ggml_tensor* node) { return std::string(ggml_op_name(node->op)) + " '" + node->name + "'"; }

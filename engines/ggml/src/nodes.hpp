@@ -59,7 +59,11 @@ AttentionNode read_attention(const ggml_tensor* node);
 // the row holds anything else (ALiBi, soft masks). Bits past the last key are clear. Words: ceil(num_keys / 64).
 bool visible_bits(const ggml_fp16_t* mask_row, std::int64_t num_keys, std::uint64_t* words);
 
-// "layer 3: ROPE of cache_k_l3" and the like, for messages.
+// The sliding window that the mask of `num_tokens` tokens in cells 0, 1, ... shows; 0 when every query sees all keys up
+// to its own. Error kUnsupported: no mask, or one of another shape (bidirectional, chunked, ALiBi).
+Result<int> read_window(const ggml_tensor* mask, std::int64_t num_tokens);
+
+// "ROPE 'Kcur-3'" and the like, for messages.
 std::string describe(const ggml_tensor* node);
 
 }  // namespace oscar::ggml

@@ -16,18 +16,17 @@ constexpr int kDecoded = 16;
 
 class DelegateTest : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() { model_ = load_model("smollm2.gguf"); }
-  static void TearDownTestSuite() { model_.reset(); }
   void SetUp() override {
+    model_ = load_model("smollm2.gguf");
     ASSERT_NE(model_, nullptr);
-    tokens_ = passage_tokens(model_.get(), kPrompt + kDecoded);
+    tokens_ = passage_tokens(model_, kPrompt + kDecoded);
     ASSERT_EQ(tokens_.size(), kPrompt + kDecoded);
   }
 
-  static ContextPtr stock(int sequences = 1, int num_threads = 1) {
+  ContextPtr stock(int sequences = 1, int num_threads = 1) const {
     llama_context_params params = stock_params(kContext * sequences, num_threads);
     params.n_seq_max = sequences;
-    return ContextPtr(llama_init_from_model(model_.get(), params));
+    return ContextPtr(llama_init_from_model(model_, params));
   }
   ContextPtr delegating(int sequences = 1, int num_threads = 1) {
     const auto cache = ggml::configure({.mode = ggml::CacheMode::kDelegate, .num_threads = num_threads});
@@ -35,7 +34,7 @@ class DelegateTest : public ::testing::Test {
     cache_ = *cache;
     llama_context_params params = context_params(kContext * sequences, num_threads);
     params.n_seq_max = sequences;
-    return ContextPtr(llama_init_from_model(model_.get(), params));
+    return ContextPtr(llama_init_from_model(model_, params));
   }
   std::vector<llama_token> prompt() const { return {tokens_.begin(), tokens_.begin() + kPrompt}; }
 
@@ -48,11 +47,10 @@ class DelegateTest : public ::testing::Test {
     return logits;
   }
 
-  static ModelPtr model_;
+  llama_model* model_ = nullptr;
   std::vector<llama_token> tokens_;
   std::shared_ptr<ggml::Cache> cache_;
 };
-ModelPtr DelegateTest::model_;
 
 class DelegateThreadsTest : public DelegateTest, public ::testing::WithParamInterface<int> {};
 
@@ -128,7 +126,7 @@ TEST_F(DelegateTest, UsageIsThePrediction) {
 
 TEST_F(DelegateTest, AnUnconfiguredContextKeepsAnOrdinaryCache) {
   const ContextPtr expected = stock();
-  const ContextPtr actual(llama_init_from_model(model_.get(), context_params(kContext)));
+  const ContextPtr actual(llama_init_from_model(model_, context_params(kContext)));
   ASSERT_NE(actual, nullptr);
   EXPECT_EQ(prefill(expected.get(), prompt()), prefill(actual.get(), prompt()));
 }

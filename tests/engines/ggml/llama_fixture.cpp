@@ -8,10 +8,15 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <oscar/ggml.hpp>
 
 namespace oscar::testing {
 namespace {
+
+struct ModelDeleter {
+  void operator()(llama_model* model) const { llama_model_free(model); }
+};
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -64,16 +69,18 @@ std::vector<Logits> decode_rows(llama_context* context, const std::vector<llama_
 
 std::string model_path(const std::string& file) { return environment("OSCAR_MODELS") + "/" + file; }
 
-ModelPtr load_model(const std::string& file) {
+llama_model* load_model(const std::string& file) {
+  static std::map<std::string, std::unique_ptr<llama_model, ModelDeleter>> models;
   llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
   const std::string path = model_path(file);
   if (!std::filesystem::exists(path)) {
     ADD_FAILURE() << path << " is missing: run scripts/models, or set OSCAR_MODELS";
     return nullptr;
   }
-  ModelPtr model(llama_model_load_from_file(path.c_str(), ggml::model_params()));
+  auto& model = models[file];
+  if (model == nullptr) model.reset(llama_model_load_from_file(path.c_str(), ggml::model_params()));
   EXPECT_NE(model, nullptr) << "llama.cpp cannot load " << path;
-  return model;
+  return model.get();
 }
 
 std::vector<llama_token> passage_tokens(const llama_model* model, int count) {

@@ -9,20 +9,17 @@
 
 namespace oscar::testing {
 
-struct ModelDeleter {
-  void operator()(llama_model* model) const { llama_model_free(model); }
-};
 struct ContextDeleter {
   void operator()(llama_context* context) const { llama_free(context); }
 };
-using ModelPtr = std::unique_ptr<llama_model, ModelDeleter>;
 using ContextPtr = std::unique_ptr<llama_context, ContextDeleter>;
 using Logits = std::vector<float>;  // [n_vocab]
 
 // Path of `file` in the folder that OSCAR_MODELS names.
 std::string model_path(const std::string& file);
-// With oscar::ggml::model_params(). Null and a test failure when the file is missing. llama.cpp's log is silenced.
-ModelPtr load_model(const std::string& file);
+// With oscar::ggml::model_params(); loaded once in a process. Null and a test failure when the file is missing.
+// llama.cpp's log is silenced.
+llama_model* load_model(const std::string& file);
 
 // The first `count` tokens of the tests' passage, beginning-of-text token included.
 std::vector<llama_token> passage_tokens(const llama_model* model, int count);

@@ -80,13 +80,17 @@ struct SampleOptions {
   int num_threads = 1;
   std::function<bool(double fraction)> progress;  // returns false to stop (kInterrupted)
 };
-// Geometry of each layer as the graph shows it (kinds and windows by the masks, RoPE by the ROPE nodes) refines `geometry`.
-// Runs every window (token ids of one text, each from position 0) through the model, one ubatch a window, and hands each layer's
-// rows to `sink`. Nothing is held beyond the current layer.
+// Geometry of each layer as the graph shows it (kinds and windows by the masks, RoPE by the ROPE nodes) refines `geometry`;
+// layers without a KV cache become kNoCache. Runs every window (token ids of one text, each from position 0) through the model,
+// one ubatch a window, and hands the rows of each full-attention layer to `sink` (sliding-window layers keep their 16-bit
+// cache and are not sampled). Nothing is held beyond the current layer. Errors: kInvalidArgument (a window no longer than the
+// model's sliding window), kUnsupported (MLA, attention sinks, ALiBi, RoPE that is neither pairs nor halves, ...), kInterrupted
+// (progress returned false), kInternal (llama.cpp failed), or the sink's own.
 Status sample_model(llama_model* model, const std::vector<std::vector<llama_token>>& windows, const SampleOptions& options,
                     ModelGeometry& geometry, const SampleSink& sink);
 
 // sum over the group's heads of W_o^T W_o, for each layer and KV head, from the GGUF file: fills HeadStatistics::output_gram.
+// Errors: kIo, kBadInput (truncated), kUnsupported (no attn_output.weight), kMismatch (another model's file).
 Status add_output_gram(const std::string& gguf_path, ModelStatistics& statistics);
 
 }  // namespace oscar::ggml
