@@ -21,7 +21,7 @@ namespace {
 TEST(TextTest, WindowsStartAfterALineBreakAtTheirShareOfTheCharacters) {
   std::string text;
   for (int line = 0; line < 100; ++line) text += "0123456\n";  // 800 characters
-  EXPECT_EQ(window_start(text, 0, 1, 0.05), 40U);  // character 40 begins a line; the break at or past it is at 47
+  EXPECT_EQ(window_start(text, 0, 1, 0.05), 48U);              // character 40 begins a line; its break is character 47
   EXPECT_EQ(window_start(text, 1, 2, 0.05), 400U + 8U);
 }
 

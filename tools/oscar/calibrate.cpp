@@ -166,7 +166,8 @@ Verb add_calibrate(CLI::App& app, const Globals& globals) {
   CLI::App* verb = app.add_subcommand("calibrate", "Measure a model on text and write its rotation file");
   add_model_option(*verb, options->model);
   verb->add_option("-f,--file", options->texts, "Text files, UTF-8; mix prose and code as the model will see them")
-      ->type_name("TEXT");
+      ->type_name("TEXT")
+      ->default_str("");
   verb->add_option("-o,--output", options->output, "Rotation file (default: beside the model, MODEL.oscar.safetensors)")
       ->type_name("FILE");
   verb->add_option("--method", options->method, "Method to fit")

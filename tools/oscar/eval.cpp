@@ -210,10 +210,11 @@ Verb add_eval(CLI::App& app, const Globals& globals) {
   EvalSettings& s = options->settings;
   CLI::App* verb = app.add_subcommand("eval", "Accuracy of cache methods on text, against a 16-bit cache");
   add_model_option(*verb, options->model)->required();
-  verb->add_option("-f,--file", options->texts, "Text files, UTF-8")->required()->type_name("TEXT");
+  verb->add_option("-f,--file", options->texts, "Text files, UTF-8")->required()->type_name("TEXT")->default_str("");
   verb->add_option("-r,--rotation", options->rotations,
                    "Rotation files, one a method (default: the one beside the model)")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->default_str("");
   verb->add_option("--statistics", options->statistics, "Fit methods that have no rotation file from these statistics")
       ->type_name("FILE");
   verb->add_option("--max-context", options->max_context,

@@ -55,8 +55,8 @@ std::string ranges_text(const std::vector<std::size_t>& indices) {
   for (std::size_t i = 0; i < indices.size();) {
     std::size_t end = i;
     while (end + 1 < indices.size() && indices[end + 1] == indices[end] + 1) ++end;
-    out += (out.empty() ? "" : ",") +
-           (end == i ? fmt::format("{}", indices[i]) : fmt::format("{}-{}", indices[i], indices[end]));
+    if (!out.empty()) out += ',';
+    out += end == i ? fmt::format("{}", indices[i]) : fmt::format("{}-{}", indices[i], indices[end]);
     i = end + 1;
   }
   return out;

@@ -134,7 +134,8 @@ Verb add_size(CLI::App& app) {
   verb->add_option("-c,--context", options->contexts,
                    "Context lengths, comma separated (default: 4096, 32768 and the model's own)")
       ->delimiter(',')
-      ->type_name("TOKENS");
+      ->type_name("TOKENS")
+      ->default_str("");
   auto* rotation =
       verb->add_option("-r,--rotation", options->rotation, "Rotation file; without one, the sizes of --method")
           ->type_name("FILE");
