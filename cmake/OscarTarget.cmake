@@ -1,9 +1,11 @@
 # Compile options and the three helpers every CMakeLists.txt uses.
 
+option(OSCAR_WERROR "Strict warnings, as errors" ${OSCAR_DEVELOPER_MODE})
+
 add_library(oscar_options INTERFACE)
 target_compile_features(oscar_options INTERFACE cxx_std_20)
 target_compile_options(oscar_options INTERFACE -fvisibility=hidden -ffp-contract=off)
-if(OSCAR_DEVELOPER_MODE)
+if(OSCAR_WERROR)
   target_compile_options(oscar_options INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion -Werror)
 endif()
 if(OSCAR_SANITIZE STREQUAL "address")
@@ -59,5 +61,12 @@ function(oscar_add_test name)
     ENVIRONMENT "OSCAR_VECTORS=${OSCAR_VECTORS}")
 endfunction()
 
-# Golden vectors: in the tree's tests/golden, or beside the checkout.
 set(OSCAR_VECTORS "${PROJECT_SOURCE_DIR}/tests/golden/vectors" CACHE PATH "Folder of the golden vectors")
+
+# Models that the adapter's and the program's tests run: where scripts/models puts them.
+set(models "$ENV{HOME}/.cache/oscar/models")
+if(NOT "$ENV{OSCAR_MODELS}" STREQUAL "")
+  set(models "$ENV{OSCAR_MODELS}")
+endif()
+set(OSCAR_MODELS "${models}" CACHE PATH "Folder of the test models")
+unset(models)

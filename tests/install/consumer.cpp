@@ -11,6 +11,7 @@
 
 int main() {
   constexpr int kHeadDim = 64;
+  constexpr double kLargestError = .5;  // share of the row's energy; two bits after a Hadamard transform lose about .2
   oscar::ModelGeometry geometry;
   geometry.architecture = "llama";
   geometry.fingerprint = "00112233445566778899aabbccddeeff";
@@ -29,7 +30,7 @@ int main() {
   const oscar::SideRotation& key = (*rotation)->layers.at(0).heads.at(0).key;
 
   std::vector<float> x(kHeadDim), y(kHeadDim), y_hat(kHeadDim);
-  for (int i = 0; i < kHeadDim; ++i) x[static_cast<std::size_t>(i)] = std::sin(static_cast<float>(i));
+  for (std::size_t i = 0; i < kHeadDim; ++i) x[i] = std::sin(static_cast<float>(i * i));
   const oscar::Isa isa = oscar::supported_isas().back();
   std::vector<std::uint8_t> codes(kHeadDim);
   oscar::RowParameters parameters;
@@ -44,5 +45,5 @@ int main() {
   }
   std::printf("oscar %s on %s: squared error of one row %.3f\n", OSCAR_VERSION_STRING,
               std::string(oscar::isa_name(isa)).c_str(), error / norm);
-  return error < .25 * norm ? EXIT_SUCCESS : EXIT_FAILURE;
+  return error < kLargestError * norm ? EXIT_SUCCESS : EXIT_FAILURE;
 }
