@@ -59,15 +59,16 @@ void Tile::transform_queries() {
   alignas(64) float transformed[cpu::kMaxDim];
   for (int row = 0; row < num_rows(); ++row) {
     transform_rows(head_.key.inverse_transposed.data(), dim_, query(row), 1, transformed, call_.plan.isa);
-    call_.kernels.arrange_query(transformed, dim_, call_.params.scale, operand(row),
-                                at<cpu::KeyTerms>(layout_.terms_offset) + row);
+    cpu::KeyRow* fresh = new (&key_row(row)) cpu::KeyRow{.operand = operand(row), .terms = {}};
+    call_.kernels.arrange_query(transformed, dim_, call_.params.scale, operand(row), &fresh->terms);
   }
 }
 
 void Tile::run(int begin_page, int end_page, std::byte* states) {
   states_ = states;
   for (int row = 0; row < num_rows(); ++row) {
-    RowState* fresh = new (&state(row)) RowState{.packed = {.max = kNothing}, .exact = {.max = kNothing}};
+    RowState* fresh =
+        new (&state(row)) RowState{.packed = {.max = kNothing}, .exact = {.max = kNothing}, .value_sums = {}};
     std::fill_n(fresh->packed_sum(), 2 * dim_, 0.0f);
   }
   int span_cursor = 0;
@@ -92,33 +93,28 @@ cpu::ParameterSource Tile::parameter_source(const std::uint8_t* half, const Side
           .offset_unit = side.offset_spread / 20.0f};
 }
 
-// The page-mean term of every row and token: one dot product a row where all tokens lie in one block of positions.
+// The page-mean term of every row: one dot product where all tokens lie in one block of positions, else one a block.
 void Tile::mean_offsets(const PageSpan& page, std::uint64_t tokens) {
-  if (!cursor_.has_mean()) {
-    for (int row = 0; row < num_rows(); ++row) std::fill_n(offsets(row), kPageTokens, 0.0f);
-    return;
-  }
+  if (!cursor_.has_mean()) return;
   alignas(64) float mean[cpu::kMaxDim];
   const auto block_of = [&](int token) { return page.positions[token] >> 6; };
+  const bool one_block = page.min_position >> 6 == page.max_position >> 6;
   for (std::uint64_t left = tokens; left != 0;) {
     const int first = std::countr_zero(left);
-    const std::int32_t block = block_of(first);
-    std::uint64_t same = ~std::uint64_t{0};
-    if (page.min_position >> 6 != page.max_position >> 6) {
-      same = 0;
+    std::uint64_t same = left;
+    if (!one_block) {
       for (int t = first; t < page.count; ++t) {
-        if ((left >> t & 1) != 0 && block_of(t) == block) same |= std::uint64_t{1} << t;
+        if (block_of(t) != block_of(first)) same &= ~(std::uint64_t{1} << t);
       }
     }
-    cursor_.mean(block, mean);
+    cursor_.mean(block_of(first), mean);
     for (int row = 0; row < num_rows(); ++row) {
       if (masks(row / group_).packed == 0) continue;
       const float term = call_.params.scale * call_.kernels.dot(query(row), mean, dim_);
-      if (same == ~std::uint64_t{0}) {
-        std::fill_n(offsets(row), kPageTokens, term);
-      } else {
-        for (std::uint64_t rest = same; rest != 0; rest &= rest - 1) offsets(row)[std::countr_zero(rest)] = term;
-      }
+      key_row(row).offset = term;
+      key_row(row).offsets = one_block ? nullptr : offsets(row);
+      if (one_block) continue;
+      for (std::uint64_t rest = same; rest != 0; rest &= rest - 1) offsets(row)[std::countr_zero(rest)] = term;
     }
     left &= ~same;
   }
@@ -129,25 +125,35 @@ void Tile::packed_page(int page, const PageSpan& span, std::uint64_t tokens) {
   transform_queries();
   const std::uint8_t* key_half = call_.layer.half(call_.layer.key, page, kv_head_);
   const std::uint8_t* value_half = call_.layer.half(call_.layer.value, page, kv_head_);
-  auto* key_codes = at<std::uint8_t>(layout_.key_codes_offset);
-  auto* value_codes = at<std::uint8_t>(layout_.value_codes_offset);
   alignas(64) float key_step[kPageTokens], key_middle[kPageTokens], value_step[kPageTokens], value_middle[kPageTokens];
-  kernels.unpack_keys(key_half, dim_, key_codes);
   kernels.decode_parameters(parameter_source(key_half, head_.key), tokens, key_step, key_middle);
-  kernels.unpack_values(value_half, dim_, value_codes);
   kernels.decode_parameters(parameter_source(value_half, head_.value), tokens, value_step, value_middle);
   mean_offsets(span, tokens);
 
-  alignas(64) float logits[kPageTokens];
-  const auto* terms = at<cpu::KeyTerms>(layout_.terms_offset);
+  alignas(64) float logits[cpu::kMaxPackedRows * kPageTokens];
+  cpu::KeyRow keys[cpu::kMaxPackedRows];
+  cpu::ValueRow values[cpu::kMaxPackedRows];
+  int rows[cpu::kMaxPackedRows];
+  int filled = 0;
   for (int row = 0; row < num_rows(); ++row) {
-    const std::uint64_t visible = masks(row / group_).packed;
-    if (visible == 0) continue;
-    RowState& gathered = state(row);
-    kernels.key_logits(key_codes, operand(row), dim_, terms[row], key_step, key_middle, offsets(row), logits);
-    const float rescale = kernels.softmax_page(visible, call_.params.soft_cap, logits, &gathered.packed);
-    kernels.add_values(value_codes, dim_, logits, value_step, value_middle, rescale, gathered.packed_sum(),
-                       &gathered.middle_sum);
+    if (masks(row / group_).packed != 0) {
+      keys[filled] = key_row(row);
+      rows[filled++] = row;
+    }
+    if (filled == 0 || (filled < cpu::kMaxPackedRows && row + 1 < num_rows())) continue;
+    kernels.key_logits(key_half, dim_, keys, filled, key_step, key_middle, logits);
+    for (int i = 0; i < filled; ++i) {
+      RowState& gathered = state(rows[i]);
+      float* row_logits = logits + i * kPageTokens;
+      const float rescale =
+          kernels.softmax_page(masks(rows[i] / group_).packed, call_.params.soft_cap, row_logits, &gathered.packed);
+      values[i] = {.weights = row_logits,
+                   .rescale = rescale,
+                   .accumulator = gathered.packed_sum(),
+                   .sums = &gathered.value_sums};
+    }
+    kernels.add_values(value_half, dim_, values, filled, value_step, value_middle);
+    filled = 0;
   }
 }
 
@@ -162,11 +168,11 @@ void Tile::exact_page(const PageSpan& span, std::uint64_t tokens) {
   kernels.load_values(value_rows, f16, dim_, value_tile);
   const int num_keys = (static_cast<int>(std::bit_width(tokens)) + 15) / 16 * 16;
 
-  alignas(64) float logits[cpu::kMaxBlockRows * kPageTokens];
-  int rows[cpu::kMaxBlockRows];
-  const float* queries[cpu::kMaxBlockRows];
-  float* sums[cpu::kMaxBlockRows];
-  float rescale[cpu::kMaxBlockRows];
+  alignas(64) float logits[cpu::kMaxExactRows * kPageTokens];
+  int rows[cpu::kMaxExactRows];
+  const float* queries[cpu::kMaxExactRows];
+  float* sums[cpu::kMaxExactRows];
+  float rescale[cpu::kMaxExactRows];
   int filled = 0;
   for (int row = 0; row < num_rows(); ++row) {
     if (masks(row / group_).exact != 0) {
@@ -175,7 +181,7 @@ void Tile::exact_page(const PageSpan& span, std::uint64_t tokens) {
       sums[filled] = state(row).exact_sum(dim_);
       ++filled;
     }
-    if (filled == 0 || (filled < cpu::kMaxBlockRows && row + 1 < num_rows())) continue;
+    if (filled == 0 || (filled < cpu::kMaxExactRows && row + 1 < num_rows())) continue;
     kernels.exact_logits(queries, filled, key_tile, dim_, num_keys, call_.params.scale, logits);
     for (int i = 0; i < filled; ++i) {
       rescale[i] = kernels.softmax_page(masks(rows[i] / group_).exact, call_.params.soft_cap, logits + i * kPageTokens,
@@ -210,7 +216,7 @@ void finish_row(const Call& call, int query, int qo_head, std::byte* states, int
     if (part.packed.max != kNothing) {
       const float weight = std::exp(part.packed.max - max);
       sum += weight * part.packed.sum;
-      for (int d = 0; d < dim; ++d) packed[d] += weight * (part.packed_sum()[d] + part.middle_sum);
+      for (int d = 0; d < dim; ++d) packed[d] += weight * (part.packed_sum()[d] + part.value_sums.middle);
       any_packed = true;
     }
     if (part.exact.max != kNothing) {

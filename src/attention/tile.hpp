@@ -42,6 +42,7 @@ class Tile {
     return reinterpret_cast<T*>(scratch_ + offset);
   }
   float* query(int row) const { return at<float>(layout_.queries_offset) + row * dim_; }
+  cpu::KeyRow& key_row(int row) const { return at<cpu::KeyRow>(layout_.key_rows_offset)[row]; }
   float* offsets(int row) const { return at<float>(layout_.offsets_offset) + row * kPageTokens; }
   std::int8_t* operand(int row) const {
     return at<std::int8_t>(layout_.operands_offset) + row * cpu::operand_bytes(dim_);

@@ -12,8 +12,8 @@ namespace oscar::attention {
 // memory: packed (transformed space) and exact (original space).
 struct RowState {
   cpu::Running packed, exact;
-  float middle_sum = 0;  // added to every channel of the packed accumulator
-  float unused[11] = {};
+  cpu::ValueSums value_sums;  // of the packed keys
+  float unused[10] = {};
 
   float* packed_sum() { return reinterpret_cast<float*>(this + 1); }
   float* exact_sum(int head_dim) { return packed_sum() + head_dim; }
@@ -38,18 +38,16 @@ struct ScratchLayout {
     };
     queries_offset = take(rows * dim * sizeof(float));
     operands_offset = take(rows * static_cast<std::size_t>(cpu::operand_bytes(shape.head_dim)));
-    terms_offset = take(rows * sizeof(cpu::KeyTerms));
+    key_rows_offset = take(rows * sizeof(cpu::KeyRow));
     offsets_offset = take(rows * kPageTokens * sizeof(float));
     masks_offset = take(queries * 2 * sizeof(std::uint64_t));
-    key_codes_offset = take(static_cast<std::size_t>(cpu::unpacked_bytes(shape.head_dim)));
-    value_codes_offset = take(static_cast<std::size_t>(cpu::unpacked_bytes(shape.head_dim)));
     key_tile_offset = take(kPageTokens * dim * sizeof(float));
     value_tile_offset = take(kPageTokens * dim * sizeof(float));
     states_offset = take(rows * state_bytes(shape.head_dim));
   }
   std::size_t bytes = 0;
-  std::size_t queries_offset, operands_offset, terms_offset, offsets_offset, masks_offset, key_codes_offset,
-      value_codes_offset, key_tile_offset, value_tile_offset, states_offset;
+  std::size_t queries_offset, operands_offset, key_rows_offset, offsets_offset, masks_offset, key_tile_offset,
+      value_tile_offset, states_offset;
 };
 
 }  // namespace oscar::attention

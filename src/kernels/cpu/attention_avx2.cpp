@@ -1,7 +1,7 @@
-// AVX2, FMA and F16C. Codes meet int8 queries, and 16-bit weights as two digits, in vpmaddubsw: unsigned byte times
-// signed byte, neighbours added to 16 bits. Sums stay below 2^15: keys 2 * 3 * 127 * (head_dim / 8) = 24384 at head_dim
-// 256, values 2 * 3 * 255 * 8 = 12240. A page of one KV head costs, per query row at head_dim 64: 128 vpmaddubsw for
-// the keys and 256 for the values.
+// AVX2, FMA and F16C. Codes meet int8 queries, and weights as 8-bit digits, in vpmaddubsw: unsigned byte times signed
+// byte, neighbours added to 16 bits. Sums stay below 2^15: keys 2 * 3 * 127 * (head_dim / 8) = 24384 at head_dim 256,
+// values 2 * 3 * 255 * 8 = 12240. A page costs, per query row and 64 channels, 128 vpmaddubsw for the keys and 128 a
+// digit for the values, which bounds it.
 
 #include <immintrin.h>
 
@@ -15,7 +15,6 @@ constexpr int kUnits = 2;  // 16-byte units (one word of four tokens) in a vecto
 using Vec = __m256;
 
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
-inline Vec load_up_to(const float* p, int) { return load(p); }  // head_dim is a multiple of 16
 inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 inline Vec broadcast(float v) { return _mm256_set1_ps(v); }
 inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
@@ -61,7 +60,6 @@ inline float sum_lanes(Vec v) {
 #include "kernels/cpu/attention_simd.inl"
 
 inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-inline void store_bytes(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
 // ---- codes ----
 
@@ -69,32 +67,32 @@ inline __m256i plane(__m256i words, int j) {
   return _mm256_and_si256(_mm256_srli_epi32(words, 2 * j), _mm256_set1_epi8(3));
 }
 
-// Unpacked keys: [16 groups of four tokens, pairs of units, plane j, 32 bytes]. A missing last unit keeps whatever
-// bytes are there: the operand is zero.
-void unpack_keys(const std::uint8_t* packed, int head_dim, std::uint8_t* codes) {
-  const int num_pairs = (head_dim + 31) / 32;
-  for (int group = 0; group < kPage / 4; ++group) {
-    std::uint8_t* target = codes + group * num_pairs * 128;
-    for (int block = 0; 64 * block < head_dim; ++block) {
-      const int width = head_dim - 64 * block < 64 ? head_dim - 64 * block : 64;
-      const std::uint8_t* source = packed + 1024 * block + group * width;  // width / 16 units of 16 bytes
-      for (int byte = 0; byte < width; byte += 32, target += 128) {
-        const __m256i words =
-            width - byte >= 32
-                ? load_bytes(source + byte)
-                : _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source + byte)));
-        for (int j = 0; j < 4; ++j) store_bytes(target + 32 * j, plane(words, j));
-      }
-    }
+// Up to 32 bytes of packed words; zeros behind them.
+inline __m256i load_words(const std::uint8_t* packed, int bytes) {
+  if (bytes >= 32) return load_bytes(packed);
+  if (bytes <= 0) return _mm256_setzero_si256();
+  return _mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
+}
+
+// 64 bytes of packed words as eight vectors: [words 0..1 and 2..3, plane j].
+inline void unpack(__m256i first, __m256i second, __m256i (&codes)[8]) {
+  for (int j = 0; j < 4; ++j) {
+    codes[j] = plane(first, j);
+    codes[4 + j] = plane(second, j);
   }
 }
 
-// Unpacked values: [head_dim / 4 groups of four channels, words t = 0..1 and 2..3, plane j, 32 bytes].
-void unpack_values(const std::uint8_t* packed, int head_dim, std::uint8_t* codes) {
-  for (int byte = 0; byte < 16 * head_dim; byte += 32) {
-    const __m256i words = load_bytes(packed + byte);
-    for (int j = 0; j < 4; ++j) store_bytes(codes + 4 * byte + 32 * j, plane(words, j));
+// Sum of eight vectors of products. One factor is unsigned, the other signed; codes may be either.
+inline __m256i dot_of_eight(const __m256i (&a)[8], const __m256i* b, bool codes_first) {
+  __m256i products[8];
+  for (int v = 0; v < 8; ++v) {
+    const __m256i other = load_bytes(b + v);
+    products[v] = codes_first ? _mm256_maddubs_epi16(a[v], other) : _mm256_maddubs_epi16(other, a[v]);
   }
+  for (int step = 4; step > 0; step /= 2) {
+    for (int v = 0; v < step; ++v) products[v] = _mm256_add_epi16(products[v], products[v + step]);
+  }
+  return products[0];
 }
 
 void decode_parameters(const ParameterSource& source, std::uint64_t tokens, float* step, float* middle) {
@@ -126,125 +124,138 @@ void decode_parameters(const ParameterSource& source, std::uint64_t tokens, floa
 // ---- keys ----
 
 // Eight sums of two vectors of 32-bit sums: the two 128-bit halves of each belong to the same four tokens (or
-// channels).
+// channels). vperm2i128 would save an instruction and cost three cycles on Zen 1.
+inline __m128i add_halves(__m256i sums) {
+  return _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+}
 inline __m256i add_halves(__m256i first, __m256i second) {
-  return _mm256_add_epi32(_mm256_permute2x128_si256(first, second, 0x20),
-                          _mm256_permute2x128_si256(first, second, 0x31));
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(add_halves(first)), add_halves(second), 1);
 }
 
-// kVectorsPerGroup = vectors of one group of four tokens: head_dim / 8; 0: read it from the argument.
-template <int kVectorsPerGroup>
-inline void key_logits_for(const std::uint8_t* codes, const std::int8_t* operand, int vectors_per_group,
-                           const KeyTerms& terms, const float* step, const float* middle, const float* offset,
-                           float* logits) {
-  const int vectors = kVectorsPerGroup > 0 ? kVectorsPerGroup : vectors_per_group;
-  const __m256i ones = _mm256_set1_epi16(1), three_sums = _mm256_set1_epi32(terms.three_sums);
-  const Vec code_factor = broadcast(terms.code_factor), middle_factor = broadcast(terms.middle_factor);
-  for (int token = 0; token < kPage; token += 16) {
-    const std::uint8_t* group = codes + token / 4 * vectors * 32;
-    __m256i sums[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int v = 0; v < vectors; ++v) {
-      const __m256i query = load_bytes(operand + 32 * v);
-      for (int g = 0; g < 4; ++g) {
-        const __m256i products = _mm256_maddubs_epi16(load_bytes(group + (g * vectors + v) * 32), query);
-        sums[g] = _mm256_add_epi16(sums[g], products);
+// 16-bit sums of one row: [group of four tokens], the halves of a vector still apart.
+using KeySums = __m256i[kPage / 4];
+
+inline void finish_key_logits(const KeySums& sums, const KeyRow& row, const float* step, const float* middle,
+                              float* logits) {
+  const __m256i ones = _mm256_set1_epi16(1), three_sums = _mm256_set1_epi32(row.terms.three_sums);
+  const Vec code_factor = broadcast(row.terms.code_factor), middle_factor = broadcast(row.terms.middle_factor);
+  for (int t = 0; t < kPage; t += 8) {
+    const __m256i dots = add_halves(_mm256_madd_epi16(sums[t / 4], ones), _mm256_madd_epi16(sums[t / 4 + 1], ones));
+    const Vec deviation = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_add_epi32(dots, dots), three_sums));
+    const Vec offset = row.offsets != nullptr ? load(row.offsets + t) : broadcast(row.offset);
+    const Vec common = multiply_add(middle_factor, load(middle + t), offset);
+    store(logits + t, multiply_add(multiply(code_factor, load(step + t)), deviation, common));
+  }
+}
+
+// Four tokens are unpacked into eight registers and met by every row's operand from memory.
+void key_logits(const std::uint8_t* packed, int head_dim, const KeyRow* rows, int num_rows, const float* step,
+                const float* middle, float* logits) {
+  KeySums sums[kMaxPackedRows];
+  for (int block = 0; 64 * block < head_dim; ++block) {
+    const int width = head_dim - 64 * block < 64 ? head_dim - 64 * block : 64;  // bytes of four tokens
+    for (int group = 0; group < kPage / 4; ++group) {
+      const std::uint8_t* words = packed + 1024 * block + group * width;
+      __m256i codes[8];
+      unpack(load_words(words, width), load_words(words + 32, width - 32), codes);
+      for (int r = 0; r < num_rows; ++r) {
+        const __m256i sum = dot_of_eight(codes, reinterpret_cast<const __m256i*>(rows[r].operand) + 8 * block, true);
+        sums[r][group] = block == 0 ? sum : _mm256_add_epi16(sums[r][group], sum);
       }
     }
-    for (__m256i& sum : sums) sum = _mm256_madd_epi16(sum, ones);
-    for (int half = 0; half < 2; ++half) {
-      const __m256i dots = add_halves(sums[2 * half], sums[2 * half + 1]);
-      const Vec deviation = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_add_epi32(dots, dots), three_sums));
-      const int t = token + 8 * half;
-      const Vec common = multiply_add(middle_factor, load(middle + t), load(offset + t));
-      store(logits + t, multiply_add(multiply(code_factor, load(step + t)), deviation, common));
-    }
   }
-}
-
-void key_logits(const std::uint8_t* codes, const std::int8_t* operand, int head_dim, const KeyTerms& terms,
-                const float* step, const float* middle, const float* offset, float* logits) {
-  switch (head_dim) {
-    case 64: return key_logits_for<8>(codes, operand, 8, terms, step, middle, offset, logits);
-    case 128: return key_logits_for<16>(codes, operand, 16, terms, step, middle, offset, logits);
-    default: return key_logits_for<0>(codes, operand, (head_dim + 31) / 32 * 4, terms, step, middle, offset, logits);
-  }
+  for (int r = 0; r < num_rows; ++r) finish_key_logits(sums[r], rows[r], step, middle, logits + r * kPage);
 }
 
 // ---- values ----
 
-// Weights as digits, one vector per vector of unpacked codes: [words 0..1 and 2..3, plane j].
-struct Digits {
-  __m256i high[8], low[8];
+// One digit of one row's fixed-point weights, arranged as the unpacked codes are: accumulator = rescale accumulator +
+// unit dot.
+struct Digit {
+  __m256i weights[8];  // [words 0..1 and 2..3, plane j]
+  float unit, rescale;
+  float* accumulator;
 };
 
 // From 32 bytes of tokens 32 half .. 32 half + 31, where lane 0 holds tokens 0..3, 8..11, 16..19, 24..27 and lane 1 the
 // others: plane 2 half takes tokens 0, 1, 4, 5 of every eight, plane 2 half + 1 tokens 2, 3, 6, 7.
-inline void arrange_digits(__m256i bytes, int half, __m256i* digits) {
+inline void arrange_digits(__m256i bytes, int half, __m256i* weights) {
   const __m128i first = _mm256_castsi256_si128(bytes), second = _mm256_extracti128_si256(bytes, 1);
   for (int pair = 0; pair < 2; ++pair) {
     const __m128i words = pair == 0 ? _mm_unpacklo_epi16(first, second) : _mm_unpackhi_epi16(first, second);
     const __m256i lanes = _mm256_permute4x64_epi64(_mm256_castsi128_si256(words), 0x50);
-    digits[4 * pair + 2 * half] = _mm256_shuffle_epi32(lanes, 0x00);
-    digits[4 * pair + 2 * half + 1] = _mm256_shuffle_epi32(lanes, 0x55);
+    weights[4 * pair + 2 * half] = _mm256_shuffle_epi32(lanes, 0x00);
+    weights[4 * pair + 2 * half + 1] = _mm256_shuffle_epi32(lanes, 0x55);
   }
 }
 
-// Returns the unit of the fixed-point weights; *middle_gain = sum weight middle - 1.5 sum w.
-inline float quantize_weights(const float* weights, const float* step, const float* middle, Digits* digits,
-                              float* middle_gain) {
+// Writes one digit or two and returns how many.
+inline int quantize_weights(const ValueRow& row, const float* step, const float* middle, Digit* digits) {
   Vec products[8];
-  Vec largest_lanes = broadcast(0.0f), middles = broadcast(0.0f);
+  Vec largest_lanes = broadcast(0.0f), total_lanes = largest_lanes, middle_lanes = largest_lanes;
   for (int i = 0; i < 8; ++i) {
-    const Vec weight = load(weights + 8 * i);
+    const Vec weight = load(row.weights + 8 * i);
     products[i] = multiply(weight, load(step + 8 * i));
     largest_lanes = maximum(largest_lanes, products[i]);
-    middles = multiply_add(weight, load(middle + 8 * i), middles);
+    total_lanes = add(total_lanes, products[i]);
+    middle_lanes = multiply_add(weight, load(middle + 8 * i), middle_lanes);
   }
   const float largest = max_lane(largest_lanes);
-  const float inverse = largest > 0 ? 65535.0f / largest : 0.0f;
-  const float unit = largest / 65535.0f;
-  __m256i fixed[8], total = _mm256_setzero_si256();
+  const float weight_before = row.sums->weight * row.rescale;
+  const bool single = largest <= kSingleDigitShare * (weight_before + sum_lanes(total_lanes));
+  const float steps = single ? 255.0f : 65535.0f;
+  const float unit = largest / steps;
+  const Vec inverse = broadcast(largest > 0 ? steps / largest : 0.0f);
+  __m256i fixed[8], fixed_lanes = _mm256_setzero_si256();
   for (int i = 0; i < 8; ++i) {
-    const Vec scaled = _mm256_min_ps(multiply(products[i], broadcast(inverse)), broadcast(65535.0f));
-    fixed[i] = _mm256_cvtps_epi32(scaled);
-    total = _mm256_add_epi32(total, fixed[i]);
+    fixed[i] = _mm256_cvtps_epi32(_mm256_min_ps(multiply(products[i], inverse), broadcast(steps)));
+    fixed_lanes = _mm256_add_epi32(fixed_lanes, fixed[i]);
   }
+  const float fixed_total = unit * sum_lanes(_mm256_cvtepi32_ps(fixed_lanes));
+  row.sums->middle = row.sums->middle * row.rescale + (sum_lanes(middle_lanes) - 1.5f * fixed_total);
+  row.sums->weight = weight_before + fixed_total;
+
+  const __m256i low_byte = _mm256_set1_epi16(0xFF);
   for (int half = 0; half < 2; ++half) {
-    const __m256i* of_half = fixed + 4 * half;
-    const __m256i front = _mm256_packus_epi32(of_half[0], of_half[1]),
-                  back = _mm256_packus_epi32(of_half[2], of_half[3]);
-    const __m256i low_byte = _mm256_set1_epi16(0xFF);
-    arrange_digits(_mm256_packus_epi16(_mm256_srli_epi16(front, 8), _mm256_srli_epi16(back, 8)), half, digits->high);
+    const __m256i front = _mm256_packus_epi32(fixed[4 * half], fixed[4 * half + 1]);
+    const __m256i back = _mm256_packus_epi32(fixed[4 * half + 2], fixed[4 * half + 3]);
     arrange_digits(_mm256_packus_epi16(_mm256_and_si256(front, low_byte), _mm256_and_si256(back, low_byte)), half,
-                   digits->low);
+                   digits[0].weights);
+    if (single) continue;
+    arrange_digits(_mm256_packus_epi16(_mm256_srli_epi16(front, 8), _mm256_srli_epi16(back, 8)), half,
+                   digits[1].weights);
   }
-  *middle_gain = sum_lanes(middles) - 1.5f * unit * sum_lanes(_mm256_cvtepi32_ps(total));
-  return unit;
+  digits[0].unit = unit;
+  digits[0].rescale = row.rescale;
+  digits[1].unit = 256 * unit;
+  digits[1].rescale = 1;
+  digits[0].accumulator = digits[1].accumulator = row.accumulator;
+  return single ? 1 : 2;
 }
 
-void add_values(const std::uint8_t* codes, int head_dim, const float* weights, const float* step, const float* middle,
-                float rescale, float* accumulator, float* middle_sum) {
-  Digits digits;
-  float middle_gain;
-  const Vec unit = broadcast(quantize_weights(weights, step, middle, &digits, &middle_gain));
-  *middle_sum = *middle_sum * rescale + middle_gain;
-  const __m256i ones = _mm256_set1_epi16(1), high_factor = _mm256_set1_epi16(256);
-  for (int channel = 0; channel < head_dim; channel += 8) {
-    const std::uint8_t* group = codes + channel * kPage;
-    __m256i high[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, low[2] = {high[0], high[0]};
-    for (int v = 0; v < 8; ++v) {
-      for (int g = 0; g < 2; ++g) {
-        const __m256i code = load_bytes(group + (8 * g + v) * 32);
-        high[g] = _mm256_add_epi16(high[g], _mm256_maddubs_epi16(digits.high[v], code));
-        low[g] = _mm256_add_epi16(low[g], _mm256_maddubs_epi16(digits.low[v], code));
+// Four channels are unpacked into eight registers and met by every digit of every row from memory.
+void add_values(const std::uint8_t* packed, int head_dim, const ValueRow* rows, int num_rows, const float* step,
+                const float* middle) {
+  Digit digits[2 * kMaxPackedRows];
+  int num_digits = 0;
+  for (int r = 0; r < num_rows; ++r) num_digits += quantize_weights(rows[r], step, middle, digits + num_digits);
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i first_sums[2 * kMaxPackedRows];
+  for (int channel = 0; channel < head_dim; channel += 4) {
+    const std::uint8_t* words = packed + 16 * channel;
+    __m256i codes[8];
+    unpack(load_bytes(words), load_bytes(words + 32), codes);
+    for (int i = 0; i < num_digits; ++i) {
+      const Digit& digit = digits[i];
+      const __m256i sum = _mm256_madd_epi16(dot_of_eight(codes, digit.weights, false), ones);
+      if (channel % 8 == 0) {
+        first_sums[i] = sum;
+        continue;
       }
+      float* eight = digit.accumulator + channel - 4;
+      const Vec gained = multiply(broadcast(digit.unit), _mm256_cvtepi32_ps(add_halves(first_sums[i], sum)));
+      store(eight, multiply_add(load(eight), broadcast(digit.rescale), gained));
     }
-    __m256i sums[2];
-    for (int g = 0; g < 2; ++g) {
-      sums[g] = _mm256_add_epi32(_mm256_madd_epi16(high[g], high_factor), _mm256_madd_epi16(low[g], ones));
-    }
-    const Vec gained = multiply(unit, _mm256_cvtepi32_ps(add_halves(sums[0], sums[1])));
-    store(accumulator + channel, multiply_add(load(accumulator + channel), broadcast(rescale), gained));
   }
 }
 
@@ -253,8 +264,6 @@ void add_values(const std::uint8_t* codes, int head_dim, const float* weights, c
 const AttentionKernels& avx2_attention_kernels() {
   static constexpr AttentionKernels kKernels = {
       .arrange_query = arrange_query,
-      .unpack_keys = unpack_keys,
-      .unpack_values = unpack_values,
       .decode_parameters = decode_parameters,
       .key_logits = key_logits,
       .softmax_page = softmax_page,

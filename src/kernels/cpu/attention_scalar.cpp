@@ -88,13 +88,20 @@ void decode_parameters(const ParameterSource& source, std::uint64_t tokens, floa
   }
 }
 
-void key_logits(const std::uint8_t* codes, const std::int8_t* operand, int head_dim, const KeyTerms& terms,
-                const float* step, const float* middle, const float* offset, float* logits) {
-  for (int t = 0; t < kPage; ++t) {
-    std::int32_t dot = 0;
-    for (int c = 0; c < head_dim; ++c) dot += operand[c] * codes[t * head_dim + c];
-    const auto deviation = static_cast<float>(2 * dot - terms.three_sums);
-    logits[t] = terms.code_factor * step[t] * deviation + (terms.middle_factor * middle[t] + offset[t]);
+void key_logits(const std::uint8_t* packed, int head_dim, const KeyRow* rows, int num_rows, const float* step,
+                const float* middle, float* logits) {
+  std::uint8_t codes[kPage * kMaxDim];
+  unpack_keys(packed, head_dim, codes);
+  for (int r = 0; r < num_rows; ++r) {
+    const KeyRow& row = rows[r];
+    for (int t = 0; t < kPage; ++t) {
+      std::int32_t dot = 0;
+      for (int c = 0; c < head_dim; ++c) dot += row.operand[c] * codes[t * head_dim + c];
+      const auto deviation = static_cast<float>(2 * dot - row.terms.three_sums);
+      const float offset = row.offsets != nullptr ? row.offsets[t] : row.offset;
+      logits[r * kPage + t] =
+          row.terms.code_factor * step[t] * deviation + (row.terms.middle_factor * middle[t] + offset);
+    }
   }
 }
 
@@ -126,28 +133,42 @@ float softmax_page(std::uint64_t visible, float soft_cap, float* logits, Running
   return rescale;
 }
 
-void add_values(const std::uint8_t* codes, int head_dim, const float* weights, const float* step, const float* middle,
-                float rescale, float* accumulator, float* middle_sum) {
-  float largest = 0, middle_total = 0;
+void add_row_values(const std::uint8_t* codes, int head_dim, const ValueRow& row, const float* step,
+                    const float* middle) {
+  float largest = 0, total = 0, middle_total = 0;
   for (int t = 0; t < kPage; ++t) {
-    largest = std::fmax(largest, weights[t] * step[t]);
-    middle_total += weights[t] * middle[t];
+    const float w = row.weights[t] * step[t];
+    largest = std::fmax(largest, w);
+    total += w;
+    middle_total += row.weights[t] * middle[t];
   }
-  const float inverse = largest > 0 ? 65535.0f / largest : 0.0f;
-  const float unit = largest / 65535.0f;
+  const float weight_before = row.sums->weight * row.rescale;
+  const bool single = largest <= kSingleDigitShare * (weight_before + total);
+  const float steps = single ? 255.0f : 65535.0f;
+  const float inverse = largest > 0 ? steps / largest : 0.0f;
+  const float unit = largest / steps;
   std::int32_t fixed[kPage];
   std::int32_t fixed_sum = 0;
   for (int t = 0; t < kPage; ++t) {
-    const float scaled = weights[t] * step[t] * inverse;
-    fixed[t] = scaled <= 65535.0f ? static_cast<std::int32_t>(std::lrint(scaled)) : 65535;
+    const float scaled = row.weights[t] * step[t] * inverse;
+    fixed[t] = scaled <= steps ? static_cast<std::int32_t>(std::lrint(scaled)) : static_cast<std::int32_t>(steps);
     fixed_sum += fixed[t];
   }
   for (int d = 0; d < head_dim; ++d) {
     std::int32_t sum = 0;
     for (int t = 0; t < kPage; ++t) sum += fixed[t] * codes[t * head_dim + d];
-    accumulator[d] = accumulator[d] * rescale + unit * static_cast<float>(sum);
+    row.accumulator[d] = row.accumulator[d] * row.rescale + unit * static_cast<float>(sum);
   }
-  *middle_sum = *middle_sum * rescale + (middle_total - 1.5f * unit * static_cast<float>(fixed_sum));
+  const float fixed_total = unit * static_cast<float>(fixed_sum);
+  row.sums->middle = row.sums->middle * row.rescale + (middle_total - 1.5f * fixed_total);
+  row.sums->weight = weight_before + fixed_total;
+}
+
+void add_values(const std::uint8_t* packed, int head_dim, const ValueRow* rows, int num_rows, const float* step,
+                const float* middle) {
+  std::uint8_t codes[kPage * kMaxDim];
+  unpack_values(packed, head_dim, codes);
+  for (int r = 0; r < num_rows; ++r) add_row_values(codes, head_dim, rows[r], step, middle);
 }
 
 float bf16_to_float(std::uint16_t bits) {
@@ -217,8 +238,6 @@ float dot(const float* a, const float* b, int n) {
 const AttentionKernels& scalar_attention_kernels() {
   static constexpr AttentionKernels kKernels = {
       .arrange_query = arrange_query,
-      .unpack_keys = unpack_keys,
-      .unpack_values = unpack_values,
       .decode_parameters = decode_parameters,
       .key_logits = key_logits,
       .softmax_page = softmax_page,

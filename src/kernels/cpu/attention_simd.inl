@@ -73,7 +73,7 @@ float softmax_page(std::uint64_t visible, float soft_cap, float* logits, Running
 inline void quantize_query(const float* row, int head_dim, float softmax_scale, std::int8_t* codes, KeyTerms* terms) {
   Vec largest_lanes = broadcast(0.0f), sum_lanes_ = broadcast(0.0f);
   for (int c = 0; c < head_dim; c += kLanes) {
-    const Vec values = load_up_to(row + c, head_dim - c);
+    const Vec values = load(row + c);
     largest_lanes = maximum(largest_lanes, absolute(values));
     sum_lanes_ = add(sum_lanes_, values);
   }
@@ -200,9 +200,14 @@ void exact_values(const float* weights, const float* rescale, int num_rows, cons
 }
 
 float dot(const float* a, const float* b, int n) {
-  Vec sum = broadcast(0.0f);
-  for (int i = 0; i < n; i += kLanes) sum = multiply_add(load_up_to(a + i, n - i), load_up_to(b + i, n - i), sum);
-  return sum_lanes(sum);
+  Vec even = broadcast(0.0f), odd = even;  // two, to halve the wait for the sum before
+  int i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    even = multiply_add(load(a + i), load(b + i), even);
+    odd = multiply_add(load(a + i + kLanes), load(b + i + kLanes), odd);
+  }
+  if (i < n) even = multiply_add(load(a + i), load(b + i), even);
+  return sum_lanes(add(even, odd));
 }
 
 // ---- 16-bit rows to float tiles (AVX2 instructions in every table that includes this) ----

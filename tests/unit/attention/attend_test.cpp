@@ -15,6 +15,10 @@ namespace {
 // 1e-3.
 constexpr double kPackedTolerance = 1.5e-2;
 constexpr double kPackedAverage = 5e-3;
+// Whether a page's weights get one digit or two depends on the weight gathered before it in its split: at most .01 / 64
+// of the row's weight a page (attention_kernels.hpp), which is more of a row whose values cancel. Measured up
+// to 2.1e-4.
+constexpr double kSplitTolerance = 1e-3;
 constexpr double kLseTolerance = 3e-2;  // absolute, from the same rounding; up to .021
 // 16-bit rows only: sums of a few hundred floats.
 constexpr double kExactTolerance = 2e-5;
@@ -196,7 +200,7 @@ TEST(Attend, SplitsAndThreadsChangeTheSumOrderOnly) {
       for (const int threads : {2, 3, 8}) {
         problem.run(isa, threads);
         const RowErrors error = row_errors(problem.out, expected, 64);
-        EXPECT_LE(error.worst, kIsaTolerance) << threads << " threads, " << isa_name(isa) << ", " << error.where;
+        EXPECT_LE(error.worst, kSplitTolerance) << threads << " threads, " << isa_name(isa) << ", " << error.where;
       }
     }
   }
