@@ -1,0 +1,56 @@
+#ifndef OSCAR_C_API_H
+#define OSCAR_C_API_H
+/* C ABI. Plain structs whose first field is their size in bytes (a caller built against an older header passes a
+ * smaller one), raw pointers, the caller's stream and workspace; nothing is allocated or synchronised. Functions return
+ * 0, or an oscar::ErrorCode with the text in oscar_last_error() of the same thread. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OSCAR_API __attribute__((visibility("default")))
+
+OSCAR_API const char* oscar_last_error(void);
+OSCAR_API const char* oscar_version(void);
+
+/* ---- CUDA: INT2 decode attention (see src/kernels/cuda/decode/params.hpp for shapes and units) ---- */
+typedef struct {
+  size_t struct_size;
+  int32_t num_requests, query_length, num_qo_heads, num_kv_heads, head_dim;
+  int32_t max_pages; /* of 64 tokens, of the longest sequence */
+  int32_t num_sms;   /* 0: of the current device */
+} oscar_decode_shape;
+
+typedef struct {
+  size_t struct_size;
+  int32_t sink, recent, sliding_window, rotary_dim;
+  float scale, soft_cap;
+  const int32_t* seq_lens;
+  const void* q; /* bf16 */
+  int64_t q_token_stride, q_head_stride;
+  const uint8_t* pages;
+  const int32_t* block_table;
+  int64_t block_table_stride, page_stride_bytes, head_stride_bytes;
+  const void *window_k, *window_v; /* bf16 */
+  const int32_t* window_table;
+  int64_t window_table_stride, window_block_stride, window_token_stride, window_head_stride;
+  int32_t window_block;
+  const float *key_matrix, *value_matrix, *page_mean, *key_offset, *value_offset, *angles;
+  int64_t num_angle_blocks;
+  void* out; /* bf16 */
+  int64_t out_token_stride, out_head_stride;
+  float* lse;
+  void* workspace;
+  int32_t dependent; /* 1: the first kernel may overlap the stream's preceding one */
+} oscar_decode_params;
+
+OSCAR_API int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes);
+OSCAR_API int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* params, void* cuda_stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,103 @@
+#include <cuda_runtime_api.h>
+#include <oscar/c_api.h>
+#include <oscar/version.hpp>
+
+#include <cstring>
+#include <string>
+
+#include "kernels/cuda/decode/launch.hpp"
+#include "kernels/cuda/decode/plan.hpp"
+
+namespace {
+
+thread_local std::string last_error;
+
+int fail(const oscar::Error& error) {
+  last_error = error.message;
+  return static_cast<int>(error.code);
+}
+int fail_cuda(cudaError_t error) {
+  return fail({oscar::ErrorCode::kInternal, std::string("CUDA: ") + cudaGetErrorString(error)});
+}
+
+oscar::cuda::DecodeShape shape_of(const oscar_decode_shape& s) {
+  return {s.num_requests, s.query_length, s.num_qo_heads, s.num_kv_heads, s.head_dim, s.max_pages};
+}
+
+oscar::Result<oscar::cuda::DecodePlan> plan_of(const oscar_decode_shape& shape) {
+  int num_sms = shape.num_sms;
+  if (num_sms == 0) {
+    int device = 0;
+    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
+      return oscar::make_error(oscar::ErrorCode::kUnsupported, std::string("CUDA: ") + cudaGetErrorString(error));
+    if (const cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+        error != cudaSuccess)
+      return oscar::make_error(oscar::ErrorCode::kUnsupported, std::string("CUDA: ") + cudaGetErrorString(error));
+  }
+  return oscar::cuda::plan_decode(shape_of(shape), num_sms);
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* oscar_last_error(void) { return last_error.c_str(); }
+const char* oscar_version(void) { return OSCAR_VERSION_STRING; }
+
+int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes) {
+  const auto plan = plan_of(*shape);
+  if (!plan) return fail(plan.error());
+  *bytes = plan->workspace_bytes;
+  return 0;
+}
+
+int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* c, void* cuda_stream) {
+  const auto plan = plan_of(*shape);
+  if (!plan) return fail(plan.error());
+  oscar::cuda::DecodeParams p{};
+  p.num_requests = shape->num_requests;
+  p.query_length = shape->query_length;
+  p.num_qo_heads = shape->num_qo_heads;
+  p.num_kv_heads = shape->num_kv_heads;
+  p.sink = c->sink;
+  p.recent = c->recent;
+  p.sliding_window = c->sliding_window;
+  p.rotary_dim = c->rotary_dim;
+  p.scale = c->scale;
+  p.soft_cap = c->soft_cap;
+  p.seq_lens = c->seq_lens;
+  p.q = static_cast<const __nv_bfloat16*>(c->q);
+  p.q_token_stride = c->q_token_stride;
+  p.q_head_stride = c->q_head_stride;
+  p.pages = c->pages;
+  p.block_table = c->block_table;
+  p.block_table_stride = c->block_table_stride;
+  p.page_stride_bytes = c->page_stride_bytes;
+  p.head_stride_bytes = c->head_stride_bytes;
+  p.window_k = static_cast<const __nv_bfloat16*>(c->window_k);
+  p.window_v = static_cast<const __nv_bfloat16*>(c->window_v);
+  p.window_table = c->window_table;
+  p.window_table_stride = c->window_table_stride;
+  p.window_block_stride = c->window_block_stride;
+  p.window_token_stride = c->window_token_stride;
+  p.window_head_stride = c->window_head_stride;
+  p.window_block = c->window_block;
+  p.key_matrix = c->key_matrix;
+  p.value_matrix = c->value_matrix;
+  p.page_mean = c->page_mean;
+  p.key_offset = reinterpret_cast<const oscar::cuda::OffsetScale*>(c->key_offset);
+  p.value_offset = reinterpret_cast<const oscar::cuda::OffsetScale*>(c->value_offset);
+  p.angles = c->angles;
+  p.num_angle_blocks = c->num_angle_blocks;
+  p.out = static_cast<__nv_bfloat16*>(c->out);
+  p.out_token_stride = c->out_token_stride;
+  p.out_head_stride = c->out_head_stride;
+  p.lse = c->lse;
+  p.workspace = c->workspace;
+  if (const auto status = oscar::cuda::check_decode(p, shape_of(*shape)); !status) return fail(status.error());
+  const cudaError_t error =
+      oscar::cuda::decode(p, *plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream), c->dependent != 0);
+  return error == cudaSuccess ? 0 : fail_cuda(error);
+}
+
+}  // extern "C"

@@ -1,0 +1,114 @@
+#pragma once
+// The PTX that the kernels use, one named wrapper an instruction.
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace oscar::cuda {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- mbarrier and bulk copies ----
+__device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void mbarrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      " @!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// bytes: a multiple of 16; both addresses 16-byte aligned.
+__device__ __forceinline__ void bulk_copy(std::uint32_t destination, const void* source, std::uint32_t bytes,
+                                          std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// ---- programmatic dependent launch ----
+__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ---- tensor cores ----
+// c[16 x 8] += a[16 x 32] (u8) b[32 x 8] (s8)
+__device__ __forceinline__ void mma_u8s8(std::int32_t (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                         std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// c[16 x 8] = a b: the zero register is the accumulator's start, no moves
+__device__ __forceinline__ void mma_u8s8_first(std::int32_t (&c)[4], std::uint32_t a0, std::uint32_t a1,
+                                               std::uint32_t a2, std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+}
+// c[16 x 8] += a[16 x 16] (bf16) b[16 x 8] (bf16)
+__device__ __forceinline__ void mma_bf16_k16(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                             std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Rows 0..7 of c[16 x 8] += a[16 x 8] b[8 x 8] (bf16), rows 8..15 of a are zero and of c unused.
+__device__ __forceinline__ void mma_bf16_k8_top(float& c0, float& c1, std::uint32_t a0, std::uint32_t b0) {
+  [[maybe_unused]] float unused2, unused3;
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%9};"
+      : "=f"(c0), "=f"(c1), "=f"(unused2), "=f"(unused3)
+      : "r"(a0), "r"(0u), "r"(b0), "f"(c0), "f"(c1), "f"(0.0f));
+}
+// Transposes an 8 x 8 matrix of 16-bit elements held two a lane.
+__device__ __forceinline__ std::uint32_t transpose_8x8(std::uint32_t source) {
+  std::uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(source));
+  return result;
+}
+__device__ __forceinline__ void load_matrix_x4(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_matrix_x4_transposed(std::uint32_t (&r)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// ---- small arithmetic ----
+__device__ __forceinline__ float exp2_fast(float x) {  // relative error 2^-22
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float tanh_fast(float x) {
+  // 1 - 2 / (1 + e^{2x}): absolute error below 1e-6, unlike tanh.approx (5e-4)
+  const float e = exp2_fast(x * 2.885390081777927f);
+  return 1.0f - __fdividef(2.0f, 1.0f + e);
+}
+// Byte `index` (0..3) of a word of i8 that was xor-ed with 0x80808080, as 8388608 + (i8 + 128): exact, no conversion
+// unit.
+template <int kIndex>
+__device__ __forceinline__ float biased_byte(std::uint32_t word) {
+  return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440 | kIndex));
+}
+inline constexpr float kByteBias = 8388736.0f;  // 2^23 + 128
+
+}  // namespace oscar::cuda

@@ -1,0 +1,77 @@
+#pragma once
+// What a decode launch reads and writes. Plain data, passed by value to every kernel of the launch.
+
+#include <cstddef>
+#include <cstdint>
+
+struct __nv_bfloat16;
+
+namespace oscar::cuda {
+
+inline constexpr int kPageTokens = 64;   // tokens of an INT2 page
+inline constexpr int kWindowTokens = 8;  // tokens of one work item of the 16-bit window
+
+// One side's 8-bit offset: offset = center + code * step, step = spread / 20.
+struct OffsetScale {
+  float center, step;
+};
+
+struct DecodeParams {
+  int num_requests;
+  int query_length;  // query tokens a request, 1 to 8: the last ones of its sequence
+  int num_qo_heads, num_kv_heads;
+  int sink, recent;    // window rule: key j is read exactly when j < sink or j > i - recent
+  int sliding_window;  // tokens, 0 = none
+  int rotary_dim;
+  float scale;     // of q . k
+  float soft_cap;  // 0 = none
+
+  const std::int32_t* seq_lens;  // [num_requests] tokens in the cache, the query tokens included
+
+  const __nv_bfloat16*
+      q;  // row of query token i of request b, head h: q + (b query_length + i) q_token_stride + h q_head_stride
+  std::int64_t q_token_stride, q_head_stride;  // elements
+
+  // INT2 pages: page p of request b, KV head h at pages + block_table[b, p] page_stride_bytes + h head_stride_bytes:
+  // key half, then value half
+  const std::uint8_t* pages;
+  const std::int32_t* block_table;  // [num_requests, block_table_stride]
+  std::int64_t block_table_stride, page_stride_bytes, head_stride_bytes;
+
+  // BF16 rows: token j of request b, KV head h at window_k + window_table[b, j / window_block] window_block_stride +
+  // (j % window_block) window_token_stride + h window_head_stride. Only tokens of the window are read.
+  const __nv_bfloat16 *window_k, *window_v;
+  const std::int32_t* window_table;  // [num_requests, window_table_stride]
+  std::int64_t window_table_stride, window_block_stride, window_token_stride, window_head_stride;  // elements
+  int window_block;  // tokens, a multiple of 8
+
+  // rotation of this layer
+  const float* key_matrix;          // [num_kv_heads, head_dim, head_dim] A_k^{-T}: q' = q A_k^{-T}
+  const float* value_matrix;        // [num_kv_heads, head_dim, head_dim] A_v^{-1}: x = y A_v^{-1}
+  const float* page_mean;           // [num_kv_heads, head_dim] mu0
+  const OffsetScale* key_offset;    // [num_kv_heads]
+  const OffsetScale* value_offset;  // [num_kv_heads]
+  const float*
+      angles;  // [head_dim / 2, num_blocks, 2] cos and sin of inv_freq * 64 block; (1, 0) for channels that do not turn
+  std::int64_t num_angle_blocks;  // blocks of the table, at least block_table_stride
+
+  __nv_bfloat16* out;  // strides as q's
+  std::int64_t out_token_stride, out_head_stride;
+  float* lse;  // [num_requests, query_length, num_qo_heads] natural log, or null
+
+  void* workspace;  // decode_workspace_bytes(), 256-byte aligned
+};
+
+// How a launch is cut: chosen once a shape, on the host, without looking at lengths.
+struct DecodePlan {
+  int num_blocks;       // persistent thread blocks
+  int num_warps;        // a block
+  int column_tiles;     // of 4 query rows each
+  int units_per_block;  // (request, row group) pairs that a block of prepare and combine serves
+  int row_groups;       // query rows of a KV head / (4 column_tiles), rounded up
+  int max_pages;        // pages of the longest sequence that a launch may meet
+  std::size_t prepared_bytes, term_bytes, partial_bytes, workspace_bytes;
+  std::size_t shared_bytes;
+};
+
+}  // namespace oscar::cuda

@@ -1,0 +1,25 @@
+#pragma once
+// Host side of decode: which instance serves a shape, how many blocks, how much workspace. Plain C++, tested without a
+// GPU.
+
+#include <oscar/result.hpp>
+
+#include "params.hpp"
+
+namespace oscar::cuda {
+
+struct DecodeShape {
+  int num_requests = 0;
+  int query_length = 1;
+  int num_qo_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int max_pages = 0;  // of 64 tokens, of the longest sequence that the plan will meet
+};
+
+// `num_sms`: multiprocessors of the device; the kernel is persistent, one block each.
+Result<DecodePlan> plan_decode(const DecodeShape& shape, int num_sms);
+
+// Errors of values that would read out of bounds or give a wrong answer; called once when a layer's parameters are
+// made.
+Status check_decode(const DecodeParams& params, const DecodeShape& shape);
+
+}  // namespace oscar::cuda
