@@ -27,6 +27,7 @@ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 const cpu::AttentionKernels& kernels_of([[maybe_unused]] Isa isa) {
 #if defined(__x86_64__)
   if (isa == Isa::kAvx2) return cpu::avx2_attention_kernels();
+  if (isa == Isa::kAvx512) return cpu::avx512_attention_kernels();
 #endif
   return cpu::scalar_attention_kernels();
 }
