@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 #include <oscar/codec.hpp>
 
 #include "reference/codec.hpp"
@@ -176,6 +176,37 @@ TEST_P(FeedbackGolden, FloatEncoderIsAsGoodAsTheDoubleOne) {
                 << error / golden_error << "\n";
       EXPECT_TRUE(share >= kEqualShare || error <= golden_error * (1 + kMetricMargin))
           << side.name << " " << isa_name(isa) << ": equal " << share << ", error x" << error / golden_error;
+    }
+  }
+}
+TEST_P(FeedbackGolden, RowsTurnIntoTheTransformedSpaceAndBack) {
+  constexpr float kRelative = 2e-6f;  // float32 sums of 64 against float64, relative to the largest element
+  const GoldenFile file("bp64_smollm2_layer" + std::to_string(GetParam()));
+  const auto expect_close = [&](const std::vector<float>& got, const std::vector<float>& expected) {
+    const float largest = std::abs(*std::max_element(expected.begin(), expected.end(),
+                                                     [](float a, float b) { return std::abs(a) < std::abs(b); }));
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(got[i], expected[i], kRelative * largest) << "row " << i / 64 << ", channel " << i % 64;
+    }
+  };
+  for (const FeedbackSide& side : feedback_sides(GetParam())) {
+    const auto rows = file.read<float>(side.name == "k" ? "k.r" : "v.x");
+    const auto hat = file.read<float>(side.name == "k" ? "k.r_hat" : "v.x_hat");
+    const auto matrix = file.read<float>(side.name + ".A"), inverse = file.read<float>(side.name + ".A_inv_t");
+    const int num_rows = static_cast<int>(side.scale_codes.size());
+    std::vector<RowParameters> parameters;
+    for (int row = 0; row < num_rows; ++row) {
+      parameters.push_back({.scale_code = static_cast<std::int8_t>(side.scale_codes[row]),
+                            .offset_code = static_cast<std::int8_t>(side.offset_codes[row])});
+    }
+    for (const Isa isa : test::isas_to_test()) {
+      std::vector<float> y(rows.size()), y_hat(rows.size()), x_hat(rows.size());
+      transform_rows(matrix.data(), 64, rows.data(), num_rows, y.data(), isa);
+      expect_close(y, side.y);
+      decode_rows(side.rotation, ParameterFormat::kLog8, 64, side.codes.data(), parameters.data(), num_rows,
+                  y_hat.data());
+      inverse_transform_rows(inverse.data(), 64, y_hat.data(), num_rows, x_hat.data(), isa);
+      expect_close(x_hat, hat);
     }
   }
 }
