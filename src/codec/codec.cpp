@@ -9,6 +9,8 @@
 namespace oscar {
 namespace {
 
+static_assert(cpu::kStep == kStep2);
+
 constexpr int kTileRows = 16;  // rows whose parameters wait on the stack
 
 // The |y| at the clip's rank: a real element, no interpolation. The product is a float one, so that .9 of 160 is 144.
