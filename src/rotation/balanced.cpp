@@ -26,11 +26,11 @@ MatrixXd plus_identity(const MatrixXd& matrix, double value) {
 }
 
 // A covariance that is mere noise, or zero, becomes that of white noise; any other stays as it is.
-MatrixXd above_noise(const MatrixXd& covariance, const VectorXd& mean, double regularizer) {
-  const double energy = mean_eigenvalue(covariance) + mean.squaredNorm() / static_cast<double>(mean.size());
-  if (!(energy > 0)) return MatrixXd::Identity(covariance.rows(), covariance.cols());
+MatrixXd above_noise(const MatrixXd& covariance, double energy, double regularizer) {
   const double noise = kNoiseShare * energy;
-  return noise > regularizer * mean_eigenvalue(covariance) ? plus_identity(covariance, noise) : covariance;
+  const double mean = mean_eigenvalue(covariance);
+  if (noise > regularizer * mean) return plus_identity(covariance, noise);
+  return mean == 0 ? MatrixXd::Identity(covariance.rows(), covariance.cols()) : covariance;
 }
 
 // The Householder reflection, or its negative, that takes the unit row u to +e_0. Of the two reflections in question
@@ -63,7 +63,7 @@ std::optional<MatrixXd> feedback_of(const MatrixXd& metric) {
 std::optional<SideRotation> balanced_transform(const BalancedInput& input, const MatrixXd& hadamard) {
   const auto width = static_cast<double>(input.mean.size());
   const double regularizer = std::max(input.regularizer, kLeastRegularizer);
-  const MatrixXd covariance = above_noise(input.covariance, input.mean, regularizer);
+  const MatrixXd covariance = above_noise(input.covariance, input.energy, regularizer);
   const bool has_metric = input.metric.trace() > 0;
   const MatrixXd metric = has_metric ? input.metric : MatrixXd::Identity(hadamard.rows(), hadamard.cols());
 

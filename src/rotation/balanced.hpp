@@ -12,6 +12,7 @@ struct BalancedInput {
   Eigen::MatrixXd covariance;  // C [D, D] of the rows, centred
   Eigen::VectorXd mean;        // mu [D] of the rows
   Eigen::MatrixXd metric;      // S [D, D]: an error e of a row costs e S e^T
+  double energy = 0;           // mean square of a channel as the 16-bit cache holds it, page mean included
   double beta = 0.25;          // exponent of the stretch: 1/4 is best without feedback, 1/8 with it
   double regularizer = 1e-3;   // added to C and S for the transform, share of their mean eigenvalue
   double damping = 0.05;       // added to the metric of the feedback, share of its mean eigenvalue

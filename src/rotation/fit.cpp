@@ -162,11 +162,14 @@ class OursFitter {
   }
 
  private:
-  BalancedInput input(const VectorXd& mean, const MatrixXd& moment, MatrixXd metric) const {
+  // `rows` is the sum of x^T x over the head's keys or values as the cache holds them.
+  BalancedInput input(const VectorXd& mean, const MatrixXd& moment, MatrixXd metric, const HeadStatistics& head,
+                      const std::vector<double>& rows) const {
     const bool with_feedback = options_.method == Method::kOurs;
     return {.covariance = moment - mean * mean.transpose(),
             .mean = mean,
             .metric = std::move(metric),
+            .energy = moment_of(rows, head.head_dim, head.num_keys).trace() / head.head_dim,
             .beta = with_feedback ? kBetaWithFeedback : kBetaWithoutFeedback,
             .regularizer = options_.regularizer,
             .damping = options_.damping,
@@ -184,7 +187,7 @@ class OursFitter {
     const Moments keys = average_over_offsets(residual_moments(head, rope, page), rope, offsets);
     const Moments queries = average_over_offsets(
         {VectorXd::Zero(head.head_dim), moment_of(head.query_moment, head.head_dim, head.num_queries)}, rope, offsets);
-    auto side = balanced_transform(input(keys.mean, keys.moment, queries.moment), hadamard_);
+    auto side = balanced_transform(input(keys.mean, keys.moment, queries.moment, head, head.key_moment), hadamard_);
     if (side) rotation.key = *std::move(side);
     return side.has_value();
   }
@@ -193,7 +196,8 @@ class OursFitter {
     const int width = head.head_dim;
     const VectorXd mean = Eigen::Map<const VectorXd>(head.value_sum.data(), width) / head.num_keys;
     const MatrixXd moment = moment_of(head.value_moment, width, head.num_keys);
-    auto side = balanced_transform(input(mean, moment, moment_of(head.output_gram, width, 1)), hadamard_);
+    auto side = balanced_transform(input(mean, moment, moment_of(head.output_gram, width, 1), head, head.value_moment),
+                                   hadamard_);
     if (side) rotation.value = *std::move(side);
     return side.has_value();
   }
