@@ -6,6 +6,8 @@
 #include "attention/tile.hpp"
 #include "problem.hpp"
 #include "reference/attention.hpp"
+#include "support/allocation_count.hpp"
+#include "support/isas.hpp"
 
 namespace oscar::test {
 namespace {
@@ -27,7 +29,7 @@ constexpr double kExactTolerance = 2e-5;
 constexpr double kIsaTolerance = 2e-4;
 
 std::vector<Isa> other_isas() {
-  std::vector<Isa> isas = supported_isas();
+  std::vector<Isa> isas = isas_to_test();
   isas.erase(isas.begin());
   return isas;
 }
@@ -58,12 +60,6 @@ void expect_matches_reference(Problem& problem, double tolerance, const std::str
             << isa_name(isa) << ", " << what << ", row " << row;
       }
     }
-  }
-}
-
-TEST(Attend, EveryInstructionSetOfTheBuildIsTriedHere) {
-  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
-    if (!isa_supported(isa)) GTEST_SKIP() << "NOT RUN: " << isa_name(isa) << " (this machine lacks it)";
   }
 }
 
@@ -164,7 +160,7 @@ TEST(Attend, AlwaysSpansAreReadExactlyAtAnyDistance) {
 TEST(Attend, AFullyMaskedRowIsZeroWithLseMinusInfinity) {
   Problem problem({.shape = {2, 200, 6, 2, 64}, .random_visible = true});
   std::fill_n(problem.visible.begin(), problem.params.visible_stride, 0);
-  for (const Isa isa : supported_isas()) {
+  for (const Isa isa : isas_to_test()) {
     problem.run(isa);
     for (int c = 0; c < 6 * 64; ++c) ASSERT_EQ(problem.out[static_cast<std::size_t>(c)], 0) << isa_name(isa);
     for (std::size_t h = 0; h < 6; ++h) ASSERT_EQ(problem.lse[h], -std::numeric_limits<float>::infinity());
@@ -177,7 +173,7 @@ TEST(Attend, BytesThatNoQueryMayReadDoNotLeak) {
     for (const bool random_visible : {false, true}) {
       Problem problem({.shape = {3, 500, 6, 2, 80}, .format = format, .random_visible = random_visible});
       problem.set_spans({problem.span(0, 500)});
-      for (const Isa isa : supported_isas()) {
+      for (const Isa isa : isas_to_test()) {
         Problem clean({.shape = {3, 500, 6, 2, 80}, .format = format, .random_visible = random_visible});
         clean.set_spans({clean.span(0, 500)});
         clean.run(isa);
@@ -194,7 +190,7 @@ TEST(Attend, BytesThatNoQueryMayReadDoNotLeak) {
 TEST(Attend, SplitsAndThreadsChangeTheSumOrderOnly) {
   for (const int queries : {1, 50}) {
     Problem problem({.shape = {queries, 3000, 6, 2, 64}});
-    for (const Isa isa : supported_isas()) {
+    for (const Isa isa : isas_to_test()) {
       problem.run(isa);
       const std::vector<float> expected = problem.out;
       for (const int threads : {2, 3, 8}) {
@@ -215,6 +211,23 @@ TEST(Attend, LongContextsSplitIntoPiecesOfManyPages) {
   const AttentionPlan prefill = plan_attention({8192, 8192, 14, 2, 64}, 16, Isa::kScalar);
   EXPECT_EQ(prefill.num_splits, 1);
   EXPECT_LT(prefill.workspace_bytes, std::size_t{16} << 20);
+}
+
+TEST(Attend, AllocatesNothing) {
+  for (const int queries : {1, 40}) {
+    Problem problem({.shape = {queries, 3000, 6, 2, 64}});
+    const auto pool = make_thread_pool(3);
+    const AttentionPlan plan = plan_attention(problem.shape, 3, Isa::kScalar);
+    struct alignas(64) Line {
+      std::uint8_t bytes[64];
+    };
+    std::vector<Line> workspace(plan.workspace_bytes / sizeof(Line));
+    attend(plan, problem.layer, problem.params, workspace.data(),
+           *pool);  // the first call also makes the table of steps
+    const long before = num_allocations();
+    attend(plan, problem.layer, problem.params, workspace.data(), *pool);
+    EXPECT_EQ(num_allocations(), before) << queries << " queries";
+  }
 }
 
 TEST(Attend, NoQueriesAreNoWork) {
