@@ -47,12 +47,17 @@ function(oscar_bundle_stages target)
   target_link_libraries(${target} PUBLIC tl::expected Threads::Threads)
 endfunction()
 
-# oscar_add_test(NAME SOURCES a_test.cpp ... LINK libraries ...): GoogleTest program, one CTest entry a program.
+# oscar_add_test(NAME SOURCES a_test.cpp ... LINK libraries ... LABELS ...): GoogleTest program, one CTest entry a program.
+# Label `threads`: runs several threads, so that the thread sanitizer has something to judge; it builds no others.
 function(oscar_add_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE oscar_options oscar oscar_reference GTest::gtest_main rapidcheck ${ARG_LINK})
+  if(OSCAR_SANITIZE STREQUAL "thread" AND NOT "threads" IN_LIST ARG_LABELS)
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
   add_test(NAME ${name} COMMAND ${name})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
