@@ -16,9 +16,9 @@ struct ProgramRun {
 };
 
 struct RunLimits {
-  long file_bytes = 0;                             // > 0: no file may grow beyond this, as on a full disk
-  double interrupt_after = 0;                      // > 0: Ctrl-C after so many seconds
-  std::map<std::string, std::string> environment;  // added to this process's own
+  long file_bytes = 0;                                  // > 0: no file may grow beyond this, as on a full disk
+  double interrupt_after = 0;                           // > 0: Ctrl-C after so many seconds
+  std::map<std::string, std::string> environment = {};  // added to this process's own
 };
 
 ProgramRun run_oscar(const std::vector<std::string>& arguments, const RunLimits& limits = {});
