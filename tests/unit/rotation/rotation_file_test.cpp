@@ -115,6 +115,30 @@ TEST(RotationFile, MetadataSaysWhatItIs) {
   EXPECT_EQ(file->tensors().at("layers.1.key.transform").shape, (io::Shape{2, 16, 16}));
 }
 
+// docs/format-files.md names every field and tensor of both kinds of file; key tensors stand for value tensors.
+TEST(RotationFile, TheDocsNameEverythingInAFile) {
+  const TempFolder folder;
+  const std::string docs = test::read_bytes(OSCAR_DOCS "/format-files.md");
+  ASSERT_FALSE(docs.empty());
+  const ModelStatistics statistics = test::statistics_of({.num_layers = 1});
+  ASSERT_TRUE(save_statistics(statistics, folder.file("statistics")));
+  ASSERT_TRUE(save_rotation(small_set(), folder.file("rotation")));
+  for (const char* name : {"statistics", "rotation"}) {
+    const auto file = io::SafetensorsFile::open(folder.file(name));
+    ASSERT_TRUE(file) << file.error().message;
+    for (const auto& [field, value] : file->metadata()) {
+      EXPECT_NE(docs.find("`" + field + "`"), std::string::npos) << field;
+    }
+    for (const auto& [tensor, info] : file->tensors()) {
+      std::string documented = "layers.N" + tensor.substr(tensor.find('.', 7));
+      if (const std::size_t at = documented.find(".value."); at != std::string::npos)
+        documented.replace(at, 7, ".key.");
+      EXPECT_NE(docs.find("| `" + documented + "` | " + std::string(dtype_name(info.dtype)) + " ["), std::string::npos)
+          << documented;
+    }
+  }
+}
+
 TEST(RotationFile, ContentHashSeesEveryField) {
   const RotationSet set = small_set();
   const std::string hash = rotation_hash(set);
