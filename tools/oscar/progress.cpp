@@ -13,7 +13,7 @@ namespace {
 constexpr double kQuietSeconds = 2;     // shorter work shows no bar
 constexpr double kRedrawSeconds = 0.1;  // on a terminal
 constexpr double kLogLineSeconds = 60;  // elsewhere
-constexpr int kBarWidth = 24;
+constexpr std::size_t kBarWidth = 24;
 
 }  // namespace
 
@@ -27,7 +27,7 @@ Progress::Progress(std::string label)
     : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) == 1), start_(Clock::now()), last_(start_) {}
 
 Progress::~Progress() {
-  if (drawn_ && terminal_) fmt::print(stderr, "\r\x1b[K");
+  if (drawn_ && terminal_) std::fputs("\r\x1b[K", stderr);
 }
 
 void Progress::update(double fraction) {
@@ -42,13 +42,13 @@ void Progress::update(double fraction) {
 
 void Progress::draw(double fraction, double elapsed) {
   const std::string left = fraction > 0 ? clock_text(elapsed * (1 - fraction) / fraction) + " left" : "";
+  std::string line = fmt::format("{}: {:.0f} % {}\n", label_, 100 * fraction, left);
   if (terminal_) {
-    const int filled = static_cast<int>(fraction * kBarWidth);
-    fmt::print(stderr, "\r\x1b[K{} [{}{}] {:3.0f} % {}", label_, std::string(static_cast<std::size_t>(filled), '#'),
-               std::string(static_cast<std::size_t>(kBarWidth - filled), '.'), 100 * fraction, left);
-  } else {
-    fmt::print(stderr, "{}: {:.0f} % {}\n", label_, 100 * fraction, left);
+    const auto filled = static_cast<std::size_t>(fraction * kBarWidth);
+    line = fmt::format("\r\x1b[K{} [{}{}] {:3.0f} % {}", label_, std::string(filled, '#'),
+                       std::string(kBarWidth - filled, '.'), 100 * fraction, left);
   }
+  std::fputs(line.c_str(), stderr);  // fmt::print would throw where stderr cannot be written
   std::fflush(stderr);
   drawn_ = true;
 }

@@ -65,6 +65,6 @@ void print_json(const nlohmann::ordered_json& json) {
   print(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
-void note(const std::string& text) { fmt::print(stderr, "{}\n", text); }
+void note(const std::string& text) { std::fputs((text + "\n").c_str(), stderr); }
 
 }  // namespace oscar::tool
