@@ -125,7 +125,7 @@ void hash_tensor_head(Hasher& hasher, const std::string& name, Dtype dtype, cons
 
 // The header's JSON for tensors in the order of `order`.
 std::string header_text(const SafetensorsContent& content, const std::vector<const std::string*>& order) {
-  nlohmann::ordered_json header;
+  auto header = nlohmann::ordered_json::object();
   if (!content.metadata.empty()) header["__metadata__"] = content.metadata;
   std::uint64_t offset = 0;
   for (const std::string* name : order) {

@@ -1,6 +1,7 @@
 #include "io/safetensors.hpp"
 
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
 #include <cstring>
 
@@ -56,6 +57,33 @@ TEST(Safetensors, RoundTripKeepsEveryByte) {
   EXPECT_EQ(file->content_hash().value(), content_hash(content));
   for (const auto& [name, info] : file->tensors()) {
     EXPECT_EQ(info.num_bytes > 0 ? info.offset % dtype_bytes(info.dtype) : 0, 0U) << name << " is not aligned";
+  }
+}
+
+// Any tensors under any names, cut into any parts.
+RC_GTEST_PROP(Safetensors, AnyContentComesBackAsItWas, ()) {
+  const TempFolder folder;
+  const auto values = *rc::gen::arbitrary<std::map<std::string, std::vector<double>>>();
+  const auto fields = *rc::gen::arbitrary<std::map<std::string, std::string>>();
+  SafetensorsContent content;
+  for (const auto& [field, value] : fields) content.metadata[valid_utf8(field)] = valid_utf8(value);
+  std::map<std::string, std::vector<double>> expected;
+  for (const auto& [name, tensor] : values) {
+    const auto stored = expected.emplace("t" + valid_utf8(name), tensor).first;  // "__metadata__" is no tensor's name
+    const auto bytes = std::as_bytes(std::span(stored->second));
+    const std::size_t cut = *rc::gen::inRange<std::size_t>(0, bytes.size() + 1);
+    content.tensors[stored->first] = {
+        Dtype::kF64, {static_cast<std::int64_t>(stored->second.size())}, {bytes.first(cut), bytes.subspan(cut)}};
+  }
+  const std::string path = folder.file("a.safetensors");
+  RC_ASSERT(write_safetensors(content, path).has_value());
+  const auto file = SafetensorsFile::open(path);
+  RC_ASSERT(file.has_value());
+  RC_ASSERT(file->metadata() == content.metadata);
+  RC_ASSERT(file->tensors().size() == expected.size());
+  RC_ASSERT(file->content_hash().value() == content_hash(content));
+  for (const auto& [name, tensor] : expected) {
+    RC_ASSERT(file->read<double>(name, {static_cast<std::int64_t>(tensor.size())}).value() == tensor);
   }
 }
 
