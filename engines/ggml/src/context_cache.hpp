@@ -45,6 +45,7 @@ class ContextCache final : public Cache {
   CpuDelegate& delegate() { return *delegate_; }
   Executor& executor() { return *executor_; }
   Isa isa() const { return isa_; }
+  Quantizer quantizer() const { return config_.rotation->quantizer(); }
 
   void attach(KvBuffer* buffer) { buffers_.push_back(buffer); }
   void detach(KvBuffer* buffer) { std::erase(buffers_, buffer); }

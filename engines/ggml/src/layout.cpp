@@ -5,6 +5,12 @@
 
 namespace oscar::ggml {
 
+bool is_quantized(const RotationSet& rotation, int layer) {
+  const std::vector<LayerGeometry>& layers = rotation.geometry.layers;
+  return rotation.layers.contains(layer) && layer < static_cast<int>(layers.size()) &&
+         layers[layer].kind == LayerKind::kFull;
+}
+
 LayerLayout plan_layer(const CacheConfig& config, ParameterFormat format, int num_kv_heads, int head_dim,
                        std::int64_t num_cells, int num_streams) {
   LayerLayout layout;
@@ -12,6 +18,7 @@ LayerLayout plan_layer(const CacheConfig& config, ParameterFormat format, int nu
   layout.head_dim = head_dim;
   layout.num_cells = num_cells;
   layout.num_streams = num_streams;
+  layout.page_format = format;
   layout.num_pages = (num_cells + kPageTokens - 1) / kPageTokens;
 
   KvSpec& spec = layout.window_spec;
@@ -70,7 +77,7 @@ Result<CacheUsage> predict_usage(const ModelGeometry& geometry, const RotationSe
   for (std::size_t i = 0; i < geometry.layers.size(); ++i) {
     const LayerGeometry& layer = geometry.layers[i];
     if (layer.kind == LayerKind::kNoCache) continue;
-    if (config.mode == CacheMode::kInt2 && rotation->layers.contains(static_cast<int>(i))) {
+    if (config.mode == CacheMode::kInt2 && is_quantized(*rotation, static_cast<int>(i))) {
       add_usage(
           plan_layer(config, rotation->parameter_format(), layer.num_kv_heads, layer.head_dim, num_cells, num_streams),
           usage);

@@ -25,12 +25,16 @@ struct LayerLayout {
   std::size_t page_bytes = 0;    // pages of one side and stream
   std::size_t window_bytes = 0;  // window rows of one side and stream
   std::size_t stream_bytes = 0;  // both, aligned
-  KvSpec window_spec;            // sink and rows as kept in memory
+  ParameterFormat page_format = ParameterFormat::kLog8;  // as pages are written; half_bytes may allow a larger one
+  KvSpec window_spec;  // sink and rows as kept in memory, and the format that was allocated
   int ring_capacity = 0;
 
   std::size_t side_bytes() const { return stream_bytes * static_cast<std::size_t>(num_streams); }
   int row_width() const { return num_kv_heads * head_dim; }
 };
+
+// Whether a layer's cache is kept in 2 bits: full attention, and the rotation has it.
+bool is_quantized(const RotationSet& rotation, int layer);
 
 // Layout of a quantised layer. num_cells: cells of one stream, as llama.cpp pads them (a multiple of 256).
 LayerLayout plan_layer(const CacheConfig& config, ParameterFormat format, int num_kv_heads, int head_dim,
