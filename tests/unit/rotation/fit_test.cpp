@@ -101,7 +101,78 @@ TEST(Fit, OursKeepsTheMeansOfTheStatistics) {
   }
 }
 
-// Measured on the rows: after the fit, a key's residual has its mean on the all-ones axis at all positions together.
+// A A^T of the balanced transform, from the symmetric root; free of A's arbitrary signs.
+MatrixXd balanced_gram(const MatrixXd& covariance, const MatrixXd& metric, double beta) {
+  const auto regularised = [](const MatrixXd& m) -> MatrixXd {
+    return m + 1e-3 * m.trace() / static_cast<double>(m.rows()) * test::identity(static_cast<int>(m.rows()));
+  };
+  const Eigen::SelfAdjointEigenSolver<MatrixXd> roots(regularised(covariance));
+  const MatrixXd root = roots.operatorSqrt();
+  const Eigen::SelfAdjointEigenSolver<MatrixXd> solver(root * regularised(metric) * root);
+  const MatrixXd stretch = solver.eigenvalues().array().pow(2 * beta).matrix().asDiagonal();
+  return root.inverse() * solver.eigenvectors() * stretch * solver.eigenvectors().transpose() * root.inverse();
+}
+
+struct RowMoments {
+  Eigen::VectorXd mean;
+  MatrixXd moment;  // uncentred
+};
+RowMoments moments_of(const std::vector<Eigen::VectorXd>& rows) {
+  RowMoments moments{Eigen::VectorXd::Zero(rows[0].size()), MatrixXd::Zero(rows[0].size(), rows[0].size())};
+  for (const Eigen::VectorXd& row : rows) {
+    moments.mean += row / static_cast<double>(rows.size());
+    moments.moment += row * row.transpose() / static_cast<double>(rows.size());
+  }
+  return moments;
+}
+
+// From the rows to A, by the definition: residuals and queries moved to every offset, their moments, the formula.
+TEST(Fit, OursIsTheBalancedTransformOfTheRowsAtAllPositions) {
+  const SmallModel model{.num_layers = 1, .num_qo_heads = 6, .num_tokens = 330};  // 6 blocks, the last one cut short
+  const test::Samples samples = test::samples_of(model, 0);
+  ModelStatistics statistics = test::statistics_of(model);
+  const int head = 1;
+  const auto moved = [&](const float* row, double by, const std::vector<double>& taken_off) {
+    std::vector<double> values(row, row + 16);
+    for (std::size_t c = 0; c < 16; ++c) values[c] -= taken_off.empty() ? 0 : taken_off[c];
+    return test::vector(test::turned(samples.rope, values, by));
+  };
+  std::vector<double> offsets;
+  for (int i = 0; i < 16; ++i) offsets.push_back(64.0 * ((4096 - 384) / 64 * i / 15));
+  const auto set = fit(statistics, Method::kOurs);
+  const HeadRotation& ours = set->layers.at(0).heads[head];
+  std::vector<Eigen::VectorXd> residuals, queries, values;
+  for (int t = 0; t < 330; ++t) {
+    const std::vector<double> page = test::turned(samples.rope, ours.page_mean, t / 64 * 64);
+    const std::ptrdiff_t row = (t * 2 + head) * 16;
+    for (const double offset : offsets) {
+      if (t >= 64) residuals.push_back(moved(samples.k.data() + row, offset, page));
+      for (int g = 0; g < 3; ++g) queries.push_back(moved(samples.q.data() + (t * 6 + head * 3 + g) * 16, offset, {}));
+    }
+    if (t >= 64) values.push_back(moved(samples.v.data() + row, 0, {}));
+  }
+  const RowMoments key = moments_of(residuals);
+  const RowMoments value = moments_of(values);
+  const MatrixXd query_moment = moments_of(queries).moment;
+  const MatrixXd output_gram = square(statistics.layers[0].heads[head].output_gram, 16);
+
+  for (const auto& [method, beta] : {std::pair{Method::kOurs, 0.125}, {Method::kOursFast, 0.25}}) {
+    SCOPED_TRACE(method_name(method));
+    const auto fitted = fit(statistics, method);
+    const auto expect_side = [&](const SideRotation& side, const RowMoments& rows, const MatrixXd& metric) {
+      const MatrixXd covariance = rows.moment - rows.mean * rows.mean.transpose();
+      const MatrixXd expected = balanced_gram(covariance, metric, beta);
+      const MatrixXd a = square(side.transform, 16);
+      EXPECT_LT(test::largest(a * a.transpose() - expected), kFloatTolerance * test::largest(expected));
+      const Eigen::VectorXd mean = a.transpose() * rows.mean;
+      EXPECT_LT(test::largest(mean - Eigen::VectorXd::Constant(16, side.offset_center)),
+                kFloatTolerance * test::largest(a));
+    };
+    expect_side(fitted->layers.at(0).heads[head].key, key, query_moment);
+    expect_side(fitted->layers.at(0).heads[head].value, value, output_gram);
+  }
+}
+
 TEST(Fit, TheContextLengthCountsForOurs) {
   const ModelStatistics statistics = test::statistics_of({.num_tokens = 400});
   FitOptions options{.method = Method::kOurs, .max_context = 448};
