@@ -50,6 +50,44 @@ typedef struct {
 OSCAR_API int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes);
 OSCAR_API int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* params, void* cuda_stream);
 
+/* ---- CUDA: INT2 store (see src/kernels/cuda/store/params.hpp for shapes and units) ---- */
+enum { OSCAR_QUANTIZER_MIN_MAX = 0, OSCAR_QUANTIZER_LEAST_SQUARES = 1, OSCAR_QUANTIZER_FEEDBACK = 2 };
+
+typedef struct {
+  size_t struct_size;
+  int32_t num_tokens, num_layers, num_kv_heads, head_dim;
+  int32_t quantizer; /* OSCAR_QUANTIZER_...: min/max writes float pairs, the others 8-bit parameters */
+} oscar_store_shape;
+
+/* K or V of one layer; no struct_size, since arrays of layers lie in device memory. */
+typedef struct {
+  const void* rows; /* bf16, after RoPE, halves order; null: side not stored */
+  uint8_t* pages;
+  void* window; /* bf16 or null */
+  const float *transform, *feedback, *metric, *row_sum, *inverse_diagonal;
+  const float* constants; /* [num_kv_heads, 4] c0, sd, clip ratio, 1 M 1 */
+  const float* block_means; /* [num_blocks, num_kv_heads, head_dim] or null */
+} oscar_store_side;
+typedef struct {
+  oscar_store_side key, value;
+} oscar_store_layer;
+
+typedef struct {
+  size_t struct_size;
+  const int32_t *slot_mapping, *positions, *window_slots; /* [num_tokens]; negative slots are skipped */
+  int32_t num_blocks;
+  int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
+  int64_t page_stride_bytes, head_stride_bytes;
+  int64_t window_token_stride, window_head_stride;
+  const oscar_store_layer* layer;         /* host memory, read by the call: one layer */
+  const oscar_store_layer* device_layers; /* device memory [num_layers], or null: `layer` */
+} oscar_store_params;
+
+/* row_sum [head_dim], inverse_diagonal [head_dim] and *total of one head's metric, in the format's order; host memory. */
+OSCAR_API int oscar_store_metric_tables(const float* metric, int32_t head_dim, float* row_sum, float* inverse_diagonal,
+                                        float* total);
+OSCAR_API int oscar_cuda_store(const oscar_store_shape* shape, const oscar_store_params* params, void* cuda_stream);
+
 #ifdef __cplusplus
 }
 #endif

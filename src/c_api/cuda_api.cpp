@@ -5,17 +5,14 @@
 #include <cstring>
 #include <string>
 
+#include "c_api/last_error.hpp"
 #include "kernels/cuda/decode/launch.hpp"
 #include "kernels/cuda/decode/plan.hpp"
 
 namespace {
 
-thread_local std::string last_error;
+using oscar::c_api::fail;
 
-int fail(const oscar::Error& error) {
-  last_error = error.message;
-  return static_cast<int>(error.code);
-}
 int fail_cuda(cudaError_t error) {
   return fail({oscar::ErrorCode::kInternal, std::string("CUDA: ") + cudaGetErrorString(error)});
 }
@@ -41,7 +38,7 @@ oscar::Result<oscar::cuda::DecodePlan> plan_of(const oscar_decode_shape& shape) 
 
 extern "C" {
 
-const char* oscar_last_error(void) { return last_error.c_str(); }
+const char* oscar_last_error(void) { return oscar::c_api::last_error.c_str(); }
 const char* oscar_version(void) { return OSCAR_VERSION_STRING; }
 
 int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes) {

@@ -1,0 +1,2 @@
+#include "../launch.cuh"
+template cudaError_t oscar::cuda::launch_store<256, oscar::Quantizer::kLeastSquares>(const StoreParams&, const StorePlan&, cudaStream_t);
