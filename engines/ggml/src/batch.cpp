@@ -26,8 +26,8 @@ Status Batch::begin(LayerCache& layer, const ggml_tensor* cell_ids) {
                                                             : reinterpret_cast<const std::int32_t*>(data)[i];
     if (id < 0 || id >= end) {
       drop();
-      return make_error(ErrorCode::kInternal, "layer " + std::to_string(layer.index()) + ": cell " + std::to_string(id) +
-                                                  " of " + std::to_string(end) + " was written");
+      return make_error(ErrorCode::kInternal, "layer " + std::to_string(layer.index()) + ": cell " +
+                                                  std::to_string(id) + " of " + std::to_string(end) + " was written");
     }
     streams_[i] = static_cast<std::int32_t>(id / num_cells);
     cells_[i] = static_cast<std::int32_t>(id % num_cells);

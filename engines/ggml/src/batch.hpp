@@ -1,6 +1,6 @@
 #pragma once
-// Fresh rows of one layer, from their SET_ROWS until their attention is done. They stay out of the window rows that long: the
-// first query of the batch still reads the rows that the ring would lose to the last.
+// Fresh rows of one layer, from their SET_ROWS until their attention is done. They stay out of the window rows that
+// long: the first query of the batch still reads the rows that the ring would lose to the last.
 
 #include <ggml.h>
 
@@ -15,9 +15,11 @@ namespace oscar::ggml {
 
 class Batch {
  public:
-  // Starts a batch of the layer: `cell_ids` [num_rows] count cells over all streams. Error kInternal: a cell outside the cache.
+  // Starts a batch of the layer: `cell_ids` [num_rows] count cells over all streams. Error kInternal: a cell outside
+  // the cache.
   Status begin(LayerCache& layer, const ggml_tensor* cell_ids);
-  // Takes the rows [num_rows, num_kv_heads * head_dim] of one side, rounded to F16 as llama.cpp's own cache would hold them.
+  // Takes the rows [num_rows, num_kv_heads * head_dim] of one side, rounded to F16 as llama.cpp's own cache would hold
+  // them.
   void stage(Side side, const ggml_tensor* rows);
 
   bool empty() const { return layer_ == nullptr; }
@@ -47,8 +49,8 @@ class Batch {
   std::vector<std::int32_t> streams_, cells_, positions_;  // [num_rows]
   std::vector<float> rows_[2];                             // [num_rows, num_kv_heads, head_dim], halves order
   std::vector<ggml_fp16_t> exact_[2];
-  std::vector<float> row_;          // scratch
-  std::vector<std::byte> bytes_;    // scratch
+  std::vector<float> row_;        // scratch
+  std::vector<std::byte> bytes_;  // scratch
 };
 
 }  // namespace oscar::ggml

@@ -1,8 +1,8 @@
 #pragma once
-// A row of codes as 16-bit numbers, and back. llama.cpp saves and restores a cache as F16 rows; encoding a decoded row again
-// would not give its codes back. So a decoded row carries its codes, parameters and position in the lowest bits of its
-// numbers: 3 of 10 mantissa bits at head_dim 64 and 128, an error below 1 %, where 2 bits have cost 30 %. Any reader sees an
-// ordinary row; writing it back restores the page to the bit, in another process too.
+// A row of codes as 16-bit numbers, and back. llama.cpp saves and restores a cache as F16 rows; encoding a decoded row
+// again would not give its codes back. So a decoded row carries its codes, parameters and position in the lowest bits
+// of its numbers: 3 of 10 mantissa bits at head_dim 64 and 128, an error below 1 %, where 2 bits have cost 30 %. Any
+// reader sees an ordinary row; writing it back restores the page to the bit, in another process too.
 
 #include <ggml.h>
 

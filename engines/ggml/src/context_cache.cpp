@@ -67,9 +67,9 @@ std::optional<LayerLayout> ContextCache::layout_of(const ggml_tensor* tensor) {
   const int head_dim = config_.rotation->geometry.layers[name->layer].head_dim;
   const std::string who = "layer " + std::to_string(name->layer);
   if (tensor->ne[0] != static_cast<std::int64_t>(num_kv_heads) * head_dim) {
-    fail({ErrorCode::kMismatch, who + ": the cache has " + std::to_string(tensor->ne[0]) + " channels but the rotation " +
-                                    std::to_string(num_kv_heads) + " heads of " + std::to_string(head_dim) +
-                                    "; it was made for another model"});
+    fail({ErrorCode::kMismatch, who + ": the cache has " + std::to_string(tensor->ne[0]) +
+                                    " channels but the rotation " + std::to_string(num_kv_heads) + " heads of " +
+                                    std::to_string(head_dim) + "; it was made for another model"});
     return std::nullopt;
   }
   if (tensor->type != GGML_TYPE_F16) {
@@ -90,8 +90,9 @@ Status ContextCache::encode_again(std::shared_ptr<const RotationSet> rotation, i
     const auto found = rotation->layers.find(index);
     if (found == rotation->layers.end() || found->second.heads.size() != layer.heads.size() ||
         rotation->geometry.layers.at(index).head_dim != config_.rotation->geometry.layers.at(index).head_dim) {
-      return make_error(ErrorCode::kMismatch, "layer " + std::to_string(index) +
-                                                  ": the new rotation does not fit this cache; it was made for another model");
+      return make_error(ErrorCode::kMismatch,
+                        "layer " + std::to_string(index) +
+                            ": the new rotation does not fit this cache; it was made for another model");
     }
   }
   config_.rotation = std::move(rotation);  // first: its quantizer encodes, and layers point into it
@@ -101,14 +102,14 @@ Status ContextCache::encode_again(std::shared_ptr<const RotationSet> rotation, i
 
 Status ContextCache::set_window(int sink, int recent) {
   if (sink < 0 || recent < 0) {
-    return make_error(ErrorCode::kInvalidArgument, "window " + std::to_string(sink) + " + " + std::to_string(recent) +
-                                                       ": neither may be negative");
+    return make_error(ErrorCode::kInvalidArgument,
+                      "window " + std::to_string(sink) + " + " + std::to_string(recent) + ": neither may be negative");
   }
   if (!config_.keep_exact_rows && (sink > config_.sink || recent > config_.recent)) {
-    return make_error(ErrorCode::kInvalidArgument, "window " + std::to_string(sink) + " + " + std::to_string(recent) +
-                                                       " is larger than the configured " + std::to_string(config_.sink) +
-                                                       " + " + std::to_string(config_.recent) +
-                                                       "; configure the cache with the larger one");
+    return make_error(ErrorCode::kInvalidArgument,
+                      "window " + std::to_string(sink) + " + " + std::to_string(recent) +
+                          " is larger than the configured " + std::to_string(config_.sink) + " + " +
+                          std::to_string(config_.recent) + "; configure the cache with the larger one");
   }
   sink_ = sink;
   recent_ = recent;

@@ -10,8 +10,8 @@ namespace {
 
 KvBuffer& buffer_of(ggml_backend_buffer_t buffer) { return *static_cast<KvBuffer*>(buffer->context); }
 
-// Bytes from the start of the root tensor to byte `offset` of a tensor, in llama.cpp's layout. Addresses past the pages are
-// never touched; their differences still count.
+// Bytes from the start of the root tensor to byte `offset` of a tensor, in llama.cpp's layout. Addresses past the pages
+// are never touched; their differences still count.
 std::size_t offset_in_root(const ggml_tensor* tensor, std::size_t offset) {
   const auto* root = static_cast<const std::byte*>(root_of(tensor)->data);
   return static_cast<std::size_t>(static_cast<const std::byte*>(tensor->data) - root) + offset;
@@ -76,7 +76,8 @@ KvBuffer::KvBuffer(std::shared_ptr<ContextCache> cache, std::size_t size)
 
 KvBuffer::~KvBuffer() { cache_->detach(this); }
 
-ggml_backend_buffer_t KvBuffer::create(ggml_backend_dev_t device, std::shared_ptr<ContextCache> cache, std::size_t size) {
+ggml_backend_buffer_t KvBuffer::create(ggml_backend_dev_t device, std::shared_ptr<ContextCache> cache,
+                                       std::size_t size) {
   std::unique_ptr<KvBuffer> buffer(new KvBuffer(std::move(cache), size));
   if (buffer->memory_ == nullptr) return nullptr;
   ggml_backend_buffer_type& type = buffer->type_;
@@ -147,8 +148,9 @@ Status KvBuffer::check(const ggml_tensor* node) {
   if (op == Op::kSetRows && slot != nullptr) {
     const ggml_tensor* rows = node->src[0];
     if (rows->ne[0] != slot->layer->layout().row_width()) {
-      return unsupported(node, "values are stored transposed because flash attention is off; create the context with flash "
-                               "attention (-fa on)");
+      return unsupported(node,
+                         "values are stored transposed because flash attention is off; create the context with flash "
+                         "attention (-fa on)");
     }
     if (rows->type != GGML_TYPE_F32 || rows->ne[2] != 1 || rows->ne[3] != 1) {
       return unsupported(node, "rows of a shape or type that pages cannot take");
@@ -160,7 +162,8 @@ Status KvBuffer::check(const ggml_tensor* node) {
     const Slot* values = slot_of(node->src[2]);
     if (slot == nullptr && values == nullptr) return {};
     const bool is_plain = slot != nullptr && values != nullptr && slot->layer == values->layer &&
-                          slot->side == Side::kKey && values->side == Side::kValue && node->src[0]->type == GGML_TYPE_F32;
+                          slot->side == Side::kKey && values->side == Side::kValue &&
+                          node->src[0]->type == GGML_TYPE_F32;
     if (!is_plain) return unsupported(node, "keys and values are not the cache of one layer");
     if (node->src[3] == nullptr || node->src[3]->type != GGML_TYPE_F16) return unsupported(node, "no F16 mask");
     if (node->src[4] != nullptr) return unsupported(node, "attention sinks are not supported");
@@ -172,8 +175,10 @@ Status KvBuffer::check(const ggml_tensor* node) {
     return tensor != nullptr && kv_buffer_of(tensor) != nullptr && slot_of(tensor) != nullptr;
   };
   if (is_quantized(node) || std::any_of(std::begin(node->src), std::end(node->src), is_quantized)) {
-    return unsupported(node, "this operation is not served on a 2-bit cache; create the context with flash attention (-fa on), "
-                             "or keep this model's 16-bit cache");
+    return unsupported(
+        node,
+        "this operation is not served on a 2-bit cache; create the context with flash attention (-fa on), "
+        "or keep this model's 16-bit cache");
   }
   return {};
 }
@@ -205,7 +210,11 @@ void KvBuffer::for_each_range(const LayerCache& layer, std::size_t begin, std::s
     const auto needed = static_cast<std::int64_t>((skip + size + row_bytes - 1) / row_bytes);
     const auto count = static_cast<int>(std::min(left, needed));
     const std::size_t bytes = std::min(size, static_cast<std::size_t>(count) * row_bytes - skip);
-    body({.stream = static_cast<int>(row / num_cells), .first = row % num_cells, .count = count, .skip = skip, .bytes = bytes});
+    body({.stream = static_cast<int>(row / num_cells),
+          .first = row % num_cells,
+          .count = count,
+          .skip = skip,
+          .bytes = bytes});
     begin += bytes;
     size -= bytes;
   }
@@ -221,8 +230,8 @@ void KvBuffer::read(const ggml_tensor* root, std::size_t begin, std::size_t size
   std::vector<ggml_fp16_t> rows;
   for_each_range(*slot->layer, begin, size, [&](const RowRange& range) {
     rows.resize(static_cast<std::size_t>(range.count) * slot->layer->layout().row_width());
-    slot->layer->read_rows(slot->side, range.stream, range.first, range.count, server_.positions(range.stream) + range.first,
-                           cache_->isa(), rows.data());
+    slot->layer->read_rows(slot->side, range.stream, range.first, range.count,
+                           server_.positions(range.stream) + range.first, cache_->isa(), rows.data());
     std::memcpy(out, reinterpret_cast<const std::byte*>(rows.data()) + range.skip, range.bytes);
     out += range.bytes;
   });
@@ -259,9 +268,11 @@ bool KvBuffer::copy(const ggml_tensor* source, const ggml_tensor* target) {
   // Pages are copied a whole stream at a time; anything else goes through 16-bit rows.
   if (from == nullptr || to == nullptr || from->layer != to->layer || from->side != to->side) return false;
   const LayerLayout& layout = from->layer->layout();
-  const std::size_t stream_bytes = static_cast<std::size_t>(layout.row_width() * layout.num_cells) * sizeof(ggml_fp16_t);
+  const std::size_t stream_bytes =
+      static_cast<std::size_t>(layout.row_width() * layout.num_cells) * sizeof(ggml_fp16_t);
   const std::size_t source_begin = offset_in_root(source, 0), target_begin = offset_in_root(target, 0);
-  if (ggml_nbytes(source) != stream_bytes || source_begin % stream_bytes != 0 || target_begin % stream_bytes != 0) return false;
+  if (ggml_nbytes(source) != stream_bytes || source_begin % stream_bytes != 0 || target_begin % stream_bytes != 0)
+    return false;
   note(server_.finish_batch());
   const auto source_stream = static_cast<int>(source_begin / stream_bytes);
   const auto target_stream = static_cast<int>(target_begin / stream_bytes);

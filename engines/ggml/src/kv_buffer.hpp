@@ -1,6 +1,7 @@
 #pragma once
-// One KV buffer of llama.cpp: the memory of its cache tensors and ggml's hooks on it. Tensors of quantised layers are pages and
-// window rows behind llama.cpp's 16-bit shape; all others are what they seem and are served by the CPU backend.
+// One KV buffer of llama.cpp: the memory of its cache tensors and ggml's hooks on it. Tensors of quantised layers are
+// pages and window rows behind llama.cpp's 16-bit shape; all others are what they seem and are served by the CPU
+// backend.
 
 #include <ggml-backend-impl.h>
 #include <ggml.h>
@@ -40,8 +41,8 @@ class KvBuffer {
   std::uint8_t* memory() { return memory_.get(); }
   void add_usage(CacheUsage& usage) const;
 
-  // Whether a node of the graph may be given to us. A node that would have to be ours and cannot be served is accepted too
-  // (the scheduler aborts the process otherwise) and fails when it is computed.
+  // Whether a node of the graph may be given to us. A node that would have to be ours and cannot be served is accepted
+  // too (the scheduler aborts the process otherwise) and fails when it is computed.
   bool supports(const ggml_tensor* node);
   ggml_status compute(ggml_tensor* node);
 
@@ -64,7 +65,8 @@ class KvBuffer {
     LayerCache* layer = nullptr;
     Side side = Side::kKey;
   };
-  // Consecutive rows of one stream that a byte range touches: row `first` on, `skip` bytes of which lie before the range.
+  // Consecutive rows of one stream that a byte range touches: row `first` on, `skip` bytes of which lie before the
+  // range.
   struct RowRange {
     int stream = 0;
     std::int64_t first = 0;

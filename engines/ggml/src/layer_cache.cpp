@@ -53,14 +53,13 @@ void LayerCache::attach(Side side, std::uint8_t* base) {
     stream.pages.spec = layout.window_spec;
     stream.pages.spec.parameter_format = layout.page_format;
     stream.pages.rotation = rotation_;
-    stream.pages.key = {.base = memory[0],
-                        .page_stride_bytes = half_bytes * layout.num_kv_heads,
-                        .head_stride_bytes = half_bytes};
+    stream.pages.key = {
+        .base = memory[0], .page_stride_bytes = half_bytes * layout.num_kv_heads, .head_stride_bytes = half_bytes};
     stream.pages.value = stream.pages.key;
     stream.pages.value.base = memory[1];
-    stream.windows =
-        WindowRows(layout.window_spec, layout.ring_capacity, reinterpret_cast<std::uint16_t*>(memory[0] + layout.page_bytes),
-                   reinterpret_cast<std::uint16_t*>(memory[1] + layout.page_bytes));
+    stream.windows = WindowRows(layout.window_spec, layout.ring_capacity,
+                                reinterpret_cast<std::uint16_t*>(memory[0] + layout.page_bytes),
+                                reinterpret_cast<std::uint16_t*>(memory[1] + layout.page_bytes));
   }
 }
 
@@ -140,8 +139,8 @@ void LayerCache::decode_row(Side side, const EncodedRow& encoded, Isa isa, float
   for (int h = 0; h < layout_.num_kv_heads; ++h, row += head_dim) {
     const HeadRotation& head = rotation_->heads[h];
     const SideRotation& transform = side == Side::kKey ? head.key : head.value;
-    decode_rows(transform, layout_.page_format, head_dim, encoded.codes.data() + h * head_dim, &encoded.parameters[h], 1,
-                transformed.data());
+    decode_rows(transform, layout_.page_format, head_dim, encoded.codes.data() + h * head_dim, &encoded.parameters[h],
+                1, transformed.data());
     inverse_transform_rows(transform.inverse_transposed.data(), head_dim, transformed.data(), 1, row, isa);
     if (side == Side::kValue || head.page_mean.empty()) continue;
     block_mean(head, rotation_->rope, head_dim, encoded.position, mean.data());
@@ -178,8 +177,8 @@ bool LayerCache::take_over(Side side, Stream& stream, std::int32_t cell, Isa isa
   return true;
 }
 
-void LayerCache::read_rows(Side side, int stream_index, std::int64_t first_cell, int num_rows, const std::int32_t* positions,
-                           Isa isa, ggml_fp16_t* rows) {
+void LayerCache::read_rows(Side side, int stream_index, std::int64_t first_cell, int num_rows,
+                           const std::int32_t* positions, Isa isa, ggml_fp16_t* rows) {
   const int width = layout_.row_width();
   Stream& stream = streams_[stream_index];
   stream.windows.spans(static_cast<std::int32_t>(layout_.num_cells), spans_);
@@ -196,8 +195,8 @@ void LayerCache::read_rows(Side side, int stream_index, std::int64_t first_cell,
   }
 }
 
-Status LayerCache::write_rows(Side side, int stream_index, std::int64_t first_cell, int num_rows, std::int32_t* positions,
-                              const Workbench& bench, const ggml_fp16_t* rows) {
+Status LayerCache::write_rows(Side side, int stream_index, std::int64_t first_cell, int num_rows,
+                              std::int32_t* positions, const Workbench& bench, const ggml_fp16_t* rows) {
   const int width = layout_.row_width();
   Stream& stream = streams_[stream_index];
   std::vector<float> row(width), halves(static_cast<std::size_t>(kChunkRows) * width);
@@ -278,14 +277,15 @@ void LayerCache::copy_stream(Side side, int from, int to) {
   }
 }
 
-Status LayerCache::encode_kept_rows(int stream_index, int num_tokens, const std::int32_t* positions, const Workbench& bench) {
+Status LayerCache::encode_kept_rows(int stream_index, int num_tokens, const std::int32_t* positions,
+                                    const Workbench& bench) {
   Stream& stream = streams_[stream_index];
   stream.windows.spans(num_tokens, spans_);
   if (spans_.size() != 1 || spans_[0].first_token != 0 || spans_[0].num_tokens != num_tokens) {
-    return make_error(ErrorCode::kInvalidArgument, "layer " + std::to_string(index_) + ": not all of the first " +
-                                                       std::to_string(num_tokens) +
-                                                       " tokens have a kept row; decode them first, in a cache configured "
-                                                       "with keep_exact_rows");
+    return make_error(ErrorCode::kInvalidArgument,
+                      "layer " + std::to_string(index_) + ": not all of the first " + std::to_string(num_tokens) +
+                          " tokens have a kept row; decode them first, in a cache configured "
+                          "with keep_exact_rows");
   }
   const int width = layout_.row_width();
   std::vector<float> k(static_cast<std::size_t>(kChunkRows) * width), v(k.size());
@@ -298,9 +298,10 @@ Status LayerCache::encode_kept_rows(int stream_index, int num_tokens, const std:
       ggml_fp16_to_fp32_row(spans_[0].k + at, k.data() + static_cast<std::size_t>(i) * width, width);
       ggml_fp16_to_fp32_row(spans_[0].v + at, v.data() + static_cast<std::size_t>(i) * width, width);
     }
-    OSCAR_TRY(store(stream.pages, bench.quantizer,
-                    {.num_rows = count, .tokens = cells.data(), .positions = positions + first, .k = k.data(), .v = v.data()},
-                    bench.isa, *bench.executor));
+    OSCAR_TRY(
+        store(stream.pages, bench.quantizer,
+              {.num_rows = count, .tokens = cells.data(), .positions = positions + first, .k = k.data(), .v = v.data()},
+              bench.isa, *bench.executor));
   }
   return {};
 }

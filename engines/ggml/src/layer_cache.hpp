@@ -1,6 +1,6 @@
 #pragma once
-// The quantised cache of one layer: pages and window rows of its streams in llama.cpp's buffer, and their rows as llama.cpp
-// would have them. Keys are kept in RoPE-halves order and handed out in llama.cpp's.
+// The quantised cache of one layer: pages and window rows of its streams in llama.cpp's buffer, and their rows as
+// llama.cpp would have them. Keys are kept in RoPE-halves order and handed out in llama.cpp's.
 
 #include <ggml.h>
 
@@ -37,8 +37,8 @@ class LayerCache {
   void attach(Side side, std::uint8_t* base);
   // The transforms that pages are written and read with from now on.
   void set_rotation(const LayerRotation& rotation, ParameterFormat format);
-  // Learns llama.cpp's channel order from the node that made the keys; later calls return at once. Errors: kUnsupported (an
-  // unknown kind of RoPE), kMismatch (not the RoPE of the calibration).
+  // Learns llama.cpp's channel order from the node that made the keys; later calls return at once. Errors: kUnsupported
+  // (an unknown kind of RoPE), kMismatch (not the RoPE of the calibration).
   Status learn_rope(const ggml_tensor* key_rows);
 
   int index() const { return index_; }
@@ -48,17 +48,18 @@ class LayerCache {
   const std::vector<int>& permutation() const { return permutation_; }
   Stream& stream(int index) { return streams_[index]; }
 
-  // F16 rows [num_rows, num_kv_heads, head_dim] of consecutive cells in llama.cpp's channel order: the kept copy where there is
-  // one, else decoded from the page and carrying its codes. positions: of those cells.
+  // F16 rows [num_rows, num_kv_heads, head_dim] of consecutive cells in llama.cpp's channel order: the kept copy where
+  // there is one, else decoded from the page and carrying its codes. positions: of those cells.
   void read_rows(Side side, int stream, std::int64_t first_cell, int num_rows, const std::int32_t* positions, Isa isa,
                  ggml_fp16_t* rows);
-  // Stores such rows; codes that a row carries are taken over. Keys set their cells' positions: the carried one, else the cell's
-  // own index, moved like the last carried one. Error kBadInput: NaN or infinity.
+  // Stores such rows; codes that a row carries are taken over. Keys set their cells' positions: the carried one, else
+  // the cell's own index, moved like the last carried one. Error kBadInput: NaN or infinity.
   Status write_rows(Side side, int stream, std::int64_t first_cell, int num_rows, std::int32_t* positions,
                     const Workbench& bench, const ggml_fp16_t* rows);
   // Turns the key of one cell by `shift` positions, to `position`; exact rows stay exact.
   Status turn_key(int stream, std::int32_t cell, std::int32_t shift, std::int32_t position, const Workbench& bench);
-  // Copies one side of a stream. Keys first, then values; in the other order window rows are lost, which costs accuracy only.
+  // Copies one side of a stream. Keys first, then values; in the other order window rows are lost, which costs accuracy
+  // only.
   void copy_stream(Side side, int from, int to);
   // Encodes tokens [0, num_tokens) of a stream from their kept rows.
   Status encode_kept_rows(int stream, int num_tokens, const std::int32_t* positions, const Workbench& bench);

@@ -20,11 +20,11 @@ struct LayerLayout {
   int head_dim = 0;
   std::int64_t num_cells = 0;  // of one stream
   int num_streams = 0;
-  std::int64_t num_pages = 0;    // of one stream
-  std::size_t half_bytes = 0;    // allocated for one page half of one head
-  std::size_t page_bytes = 0;    // pages of one side and stream
-  std::size_t window_bytes = 0;  // window rows of one side and stream
-  std::size_t stream_bytes = 0;  // both, aligned
+  std::int64_t num_pages = 0;                            // of one stream
+  std::size_t half_bytes = 0;                            // allocated for one page half of one head
+  std::size_t page_bytes = 0;                            // pages of one side and stream
+  std::size_t window_bytes = 0;                          // window rows of one side and stream
+  std::size_t stream_bytes = 0;                          // both, aligned
   ParameterFormat page_format = ParameterFormat::kLog8;  // as pages are written; half_bytes may allow a larger one
   KvSpec window_spec;  // sink and rows as kept in memory, and the format that was allocated
   int ring_capacity = 0;

@@ -170,7 +170,8 @@ Status Server::attend_to(LayerCache& layer, ggml_tensor* node) {
   std::align(kAlignment, plan_.workspace_bytes, workspace, space);
 
   const AttentionNode node_params = read_attention(node);
-  const std::size_t stream_bytes = static_cast<std::size_t>(layout.row_width() * layout.num_cells) * sizeof(ggml_fp16_t);
+  const std::size_t stream_bytes =
+      static_cast<std::size_t>(layout.row_width() * layout.num_cells) * sizeof(ggml_fp16_t);
   const int first_stream = static_cast<int>(k->view_offs / stream_bytes);
   const std::byte* query_data = host_bytes(q, bytes_);
   for (int s = 0; s < static_cast<int>(q->ne[3]); ++s) {

@@ -25,11 +25,11 @@ class Server {
   std::int32_t* positions(int stream) { return positions_.data() + num_cells_ * stream; }
   std::int64_t positions_bytes() const { return static_cast<std::int64_t>(positions_.size() * sizeof(std::int32_t)); }
 
-  Status store_rows(LayerCache& layer, Side side, const ggml_tensor* node);    // SET_ROWS
-  Status attend_to(LayerCache& layer, ggml_tensor* node);                      // FLASH_ATTN_EXT
-  Status turn_keys(LayerCache& layer, const ggml_tensor* node);                // ROPE in place
-  Status finish_batch();  // before anything else touches rows
-  void forget();          // the cache was cleared
+  Status store_rows(LayerCache& layer, Side side, const ggml_tensor* node);  // SET_ROWS
+  Status attend_to(LayerCache& layer, ggml_tensor* node);                    // FLASH_ATTN_EXT
+  Status turn_keys(LayerCache& layer, const ggml_tensor* node);              // ROPE in place
+  Status finish_batch();                                                     // before anything else touches rows
+  void forget();                                                             // the cache was cleared
 
   Workbench workbench() const;
 
@@ -47,8 +47,8 @@ class Server {
   // Every layer is stored into once in an evaluation of the graph: a second time means that a new one began.
   std::uint64_t evaluation_ = 1, shift_ = 1, applied_shift_ = 0;
   std::map<int, std::uint64_t> stored_in_, turned_in_;  // by layer
-  bool positions_known_ = false;               // of this evaluation's batch
-  std::vector<std::int32_t> batch_positions_;  // [num_rows] of this evaluation
+  bool positions_known_ = false;                        // of this evaluation's batch
+  std::vector<std::int32_t> batch_positions_;           // [num_rows] of this evaluation
 
   // What a mask shows, for all layers that share it.
   struct Visibility {

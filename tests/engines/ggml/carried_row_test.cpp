@@ -44,7 +44,8 @@ RC_GTEST_PROP(CarriedRowTest, WhatIsCarriedComesBack, ()) {
     RC_ASSERT(back.parameters[h].offset_code == row.parameters[h].offset_code);
     RC_ASSERT(std::bit_cast<std::uint32_t>(back.parameters[h].scale) ==
               std::bit_cast<std::uint32_t>(row.parameters[h].scale));
-    RC_ASSERT(std::bit_cast<std::uint32_t>(back.parameters[h].zero) == std::bit_cast<std::uint32_t>(row.parameters[h].zero));
+    RC_ASSERT(std::bit_cast<std::uint32_t>(back.parameters[h].zero) ==
+              std::bit_cast<std::uint32_t>(row.parameters[h].zero));
   }
   std::vector<ggml_fp16_t> again = numbers;
   carry(back, format, head_dim, again.data());

@@ -19,11 +19,12 @@ constexpr int kSink = 64, kRecent = 256;
 constexpr int kLong = 450;  // tokens past both windows: the last query reads 130 of them from pages
 constexpr int kDecoded = 6;
 
-// llama.cpp multiplies 8-bit roundings of its activations with 4-bit weights, so that the last bit of a sum decides a rounding
-// somewhere and the logits move: decoding the same text in ubatches of 32 instead of 128 moves stock's own distributions by
-// 0.0035 nats on average and 0.016 at most, switching flash attention off by 0.0039 and 0.026. Nothing below this can be asked.
-constexpr double kNoise = 0.008;         // mean over a few tokens
-constexpr double kLargestNoise = 0.05;   // of one token
+// llama.cpp multiplies 8-bit roundings of its activations with 4-bit weights, so that the last bit of a sum decides a
+// rounding somewhere and the logits move: decoding the same text in ubatches of 32 instead of 128 moves stock's own
+// distributions by 0.0035 nats on average and 0.016 at most, switching flash attention off by 0.0039 and 0.026. Nothing
+// below this can be asked.
+constexpr double kNoise = 0.008;        // mean over a few tokens
+constexpr double kLargestNoise = 0.05;  // of one token
 
 class Int2Test : public ::testing::Test {
  protected:
@@ -95,7 +96,8 @@ struct FirstAttention {
 };
 
 TEST_F(Int2Test, FirstAttentionOverExactRowsEqualsStock) {
-  // llama.cpp rounds queries to F16 and, one query at a time, adds up values in F16: 2^-11 of the largest, a few times over.
+  // llama.cpp rounds queries to F16 and, one query at a time, adds up values in F16: 2^-11 of the largest, a few times
+  // over.
   constexpr double kTolerance = 4e-3;
   FirstAttention expected, actual;
   llama_context_params params = stock_params(kContext);
@@ -230,7 +232,8 @@ TEST_F(Int2Test, WhatTheMemoryHeldBeforeDoesNotMatter) {
 TEST_F(Int2Test, RemovedTokensAreWrittenAgain) {
   const ContextPtr context = packed(config());
   ASSERT_NE(context, nullptr);
-  // Tokens that are taken back have pushed as many rows out of the ring; with that many rows to spare nothing is missing.
+  // Tokens that are taken back have pushed as many rows out of the ring; with that many rows to spare nothing is
+  // missing.
   ASSERT_TRUE(cache_->set_window(kSink, kRecent - kDecoded).has_value());
   prefill(context.get(), first_tokens(kLong));
   const auto first = go_on(context.get());
