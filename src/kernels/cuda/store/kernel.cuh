@@ -3,11 +3,11 @@
 //
 // Grid: (tiles of 64 tokens, KV head x side, layer). A block of 8 warps makes one tile of one head and side; a warp
 // encodes 8 rows by itself, then the block packs them together, because four tokens share a byte of the value half.
-// Bytes: 4 head_dim read and head_dim / 2 written a token and KV head, K and V together. It is bound by arithmetic: every
-// product of the format is rounded before it is added, so a row times a matrix is 2 head_dim^2 instructions of one
-// lane, of which an SM issues 128 a cycle: 256 cycles a row at 128. Least squares and min/max need one such product,
-// feedback 3.5 and the sweeps' changes.
-// Few tokens (decode at small batches): 16 a tile, 2 rows a warp, so that a row's latency is not that of eight.
+// Bytes: 4 head_dim read and head_dim / 2 written a token and KV head, K and V together. It is bound by arithmetic:
+// every product of the format is rounded before it is added, so a row times a matrix is 2 head_dim^2 instructions of
+// one lane, of which an SM issues 128 a cycle: 256 cycles a row at 128. Least squares and min/max need one such
+// product, feedback 3.5 and the sweeps' changes. Few tokens (decode at small batches): 16 a tile, 2 rows a warp, so
+// that a row's latency is not that of eight.
 
 #include "encode.cuh"
 #include "pack.cuh"
