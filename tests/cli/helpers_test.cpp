@@ -1,5 +1,6 @@
 // The parts of the program that need no model.
 
+#include <ggml.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,6 +10,7 @@
 #include "environment.hpp"
 #include "eval_rows.hpp"
 #include "metrics.hpp"
+#include "model/gguf.hpp"
 #include "options.hpp"
 #include "outcome.hpp"
 #include "progress.hpp"
@@ -119,6 +121,16 @@ TEST(TableTest, BytesShowThreeDigits) {
   EXPECT_EQ(bytes_text(1536), "1.50 KiB");
   EXPECT_EQ(bytes_text(12.34 * 1024 * 1024), "12.3 MiB");
   EXPECT_EQ(bytes_text(300.0 * 1024 * 1024 * 1024), "300 GiB");
+}
+
+TEST(GgufTypesTest, SizesOfTensorTypesAreThoseOfGgml) {
+  for (int type = 0; type < GGML_TYPE_COUNT; ++type) {
+    const gguf::TypeSize size = gguf::type_size(static_cast<std::uint32_t>(type));
+    EXPECT_EQ(size.block_elements, ggml_blck_size(static_cast<ggml_type>(type)))
+        << ggml_type_name(static_cast<ggml_type>(type));
+    EXPECT_EQ(size.block_bytes, ggml_type_size(static_cast<ggml_type>(type)))
+        << ggml_type_name(static_cast<ggml_type>(type));
+  }
 }
 
 TEST(ProgressTest, ClocksReadAsPeopleWriteThem) {
