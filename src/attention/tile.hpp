@@ -32,6 +32,7 @@ class Tile {
  private:
   void load_queries();
   void transform_queries();
+  void prefetch_page(int page) const;
   void packed_page(int page, const PageSpan& span, std::uint64_t tokens);
   void exact_page(const PageSpan& span, std::uint64_t tokens);
   void mean_offsets(const PageSpan& span, std::uint64_t tokens);

@@ -204,7 +204,8 @@ void Problem::run(Isa isa, int num_threads) {
     std::uint8_t bytes[64];
   };
   std::vector<Line> workspace(plan.workspace_bytes / sizeof(Line));
-  std::memset(static_cast<void*>(workspace.data()), 0xFF, plan.workspace_bytes);  // NaN: it comes uninitialised
+  // It comes uninitialised: NaN.
+  for (Line& line : workspace) std::fill_n(line.bytes, sizeof line.bytes, std::uint8_t{0xFF});
   const auto pool = make_thread_pool(num_threads);
   attend(plan, layer, params, workspace.data(), *pool);
 }
