@@ -99,8 +99,12 @@ void decode(llama_context* context, const std::vector<llama_token>& tokens, int 
 }
 
 // ms a token at each depth.
+//
+// F16 leaves its state at each depth in `states`; the 2-bit cache is filled from there, which encodes every row again.
+using States = std::map<int, std::vector<std::uint8_t>>;
 std::map<int, double> measure(llama_model* model, const std::string& cache, const std::vector<llama_token>& tokens,
-                              const Options& options, const std::shared_ptr<const oscar::RotationSet>& rotation) {
+                              const Options& options, const std::shared_ptr<const oscar::RotationSet>& rotation,
+                              States& states) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<std::uint32_t>(options.depths.back() + options.tokens);
   params.n_batch = params.n_ubatch = 512;
@@ -128,10 +132,22 @@ std::map<int, double> measure(llama_model* model, const std::string& cache, cons
   std::map<int, double> result;
   int filled = 0;
   for (const int depth : options.depths) {
+    if (const auto state = states.find(depth); cache == "int2" && state != states.end()) {
+      llama_memory_clear(llama_get_memory(context), true);
+      if (llama_state_seq_set_data(context, state->second.data(), state->second.size(), 0) == 0) {
+        fail("the state of the f16 cache cannot be restored into the 2-bit cache");
+      }
+      filled = depth;
+    }
     while (filled < depth) {
       const int count = std::min(512, depth - filled);
       decode(context, tokens, filled, count);
       filled += count;
+    }
+    if (cache == "f16") {
+      std::vector<std::uint8_t>& state = states[depth];
+      state.resize(llama_state_seq_get_size(context, 0));
+      state.resize(llama_state_seq_get_data(context, state.data(), state.size(), 0));
     }
     std::vector<double> times;
     for (int i = 0; i < options.tokens; ++i) {
@@ -171,7 +187,10 @@ int main(int argc, char** argv) {
     tokens.push_back(static_cast<llama_token>((state >> 8) % static_cast<std::uint32_t>(std::min(vocabulary, 20000))));
   }
   std::map<std::string, std::map<int, double>> times;
-  for (const std::string& cache : options.caches) times[cache] = measure(model, cache, tokens, options, *rotation);
+  States states;
+  for (const std::string& cache : options.caches) {
+    times[cache] = measure(model, cache, tokens, options, *rotation, states);
+  }
   std::printf("%s, one thread, CPU time a token, kernels %s\n| cache |",
               options.model.substr(options.model.rfind('/') + 1).c_str(), std::string(oscar::isa_name(*isa)).c_str());
   for (const int depth : options.depths) std::printf(" depth %d: ms | speed against f16 |", depth);

@@ -50,7 +50,7 @@ TEST_F(UsageTest, EveryFlagOfEveryVerbIsInTheDocumentation) {
 
 TEST_F(UsageTest, HelpShowsDefaults) {
   const ProgramRun run = run_oscar({"calibrate", "--help"});
-  EXPECT_NE(run.out.find("3072"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("12288"), std::string::npos) << run.out;
   EXPECT_NE(run.out.find("1536"), std::string::npos) << run.out;
   EXPECT_NE(run.out.find("ours"), std::string::npos) << run.out;
 }

@@ -24,7 +24,7 @@ namespace {
 struct CalibrateOptions {
   std::string model, output, method = "ours", statistics_out, statistics_in;
   std::vector<std::string> texts;
-  int num_tokens = 3072, window = 1536, threads = 1;
+  int num_tokens = 12288, window = 1536, threads = 1;
   std::int64_t max_context = 0;
   bool per_layer = false;
   Format format = Format::kTable;
