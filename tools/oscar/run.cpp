@@ -132,8 +132,8 @@ void report(const Timing& timing, const ggml::Cache* cache, std::int64_t stock, 
   std::string cache_text = fmt::format("{} in 16 bits", bytes_text(static_cast<double>(stock)));
   if (cache != nullptr) {
     const auto bytes = static_cast<double>(cache->usage().buffer_bytes);
-    cache_text = fmt::format("{} ({:.2f} times smaller than {} in 16 bits)", bytes_text(bytes),
-                             static_cast<double>(stock) / bytes, bytes_text(static_cast<double>(stock)));
+    cache_text = fmt::format("{} (16 bits: {}, ratio {:.2f})", bytes_text(bytes),
+                             bytes_text(static_cast<double>(stock)), static_cast<double>(stock) / bytes);
   }
   note(fmt::format("prompt {} tokens, {:.1f} tokens/s; decode {} tokens, {:.1f} tokens/s; cache for {} tokens {}",
                    timing.prompt_tokens, rate(timing.prompt_tokens, timing.prompt_seconds), timing.decoded_tokens,

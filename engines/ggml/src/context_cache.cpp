@@ -38,7 +38,6 @@ Result<std::shared_ptr<ContextCache>> ContextCache::create(const CacheConfig& co
   std::shared_ptr<ContextCache> cache(new ContextCache(config));
   OSCAR_ASSIGN(cache->isa_, select_isa());
   OSCAR_ASSIGN(cache->delegate_, CpuDelegate::create(config.num_threads));
-  cache->executor_ = make_thread_pool(config.num_threads);
   return cache;
 }
 

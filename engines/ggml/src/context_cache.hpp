@@ -43,7 +43,7 @@ class ContextCache final : public Cache {
   int sink() const { return sink_; }
   int recent() const { return recent_; }
   CpuDelegate& delegate() { return *delegate_; }
-  Executor& executor() { return *executor_; }
+  Executor& executor() { return *delegate_; }
   Isa isa() const { return isa_; }
   Quantizer quantizer() const { return config_.rotation->quantizer(); }
 
@@ -60,7 +60,6 @@ class ContextCache final : public Cache {
   bool exact_all_ = false;
   Isa isa_ = Isa::kScalar;
   std::unique_ptr<CpuDelegate> delegate_;
-  std::unique_ptr<Executor> executor_;
   std::vector<KvBuffer*> buffers_;
   mutable std::mutex error_mutex_;
   std::optional<Error> error_;

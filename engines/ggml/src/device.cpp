@@ -9,6 +9,7 @@
 #include <mutex>
 #include <oscar/ggml.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "context_cache.hpp"
@@ -19,6 +20,7 @@ namespace oscar::ggml {
 namespace {
 
 constexpr const char* kName = "OSCAR";
+constexpr std::string_view kTestedVersion = "0.25.3";  // of ggml; its backend interface is internal and moves
 
 // The cache that the next context will take.
 struct Pending {
@@ -180,6 +182,13 @@ struct Device {
 ggml_backend_dev_t device() {
   static Device instance;
   return &instance.device;
+}
+
+std::string version_warning() {
+  if (kTestedVersion == ggml_version()) return "";
+  return "ggml " + std::string(ggml_version()) + " (" + ggml_commit() +
+         ") is running, but the adapter was tested with " + std::string(kTestedVersion) +
+         "; install that version if anything looks wrong";
 }
 
 llama_model_params model_params() {

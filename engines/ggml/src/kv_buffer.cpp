@@ -165,7 +165,8 @@ Status KvBuffer::check(const ggml_tensor* node) {
                           slot->side == Side::kKey && values->side == Side::kValue &&
                           node->src[0]->type == GGML_TYPE_F32;
     if (!is_plain) return unsupported(node, "keys and values are not the cache of one layer");
-    if (node->src[3] == nullptr || node->src[3]->type != GGML_TYPE_F16) return unsupported(node, "no F16 mask");
+    if (node->src[3] == nullptr || node->src[3]->type != GGML_TYPE_F16 || node->src[3]->ne[2] != 1)
+      return unsupported(node, "no F16 mask that all heads share");
     if (node->src[4] != nullptr) return unsupported(node, "attention sinks are not supported");
     if (read_attention(node).max_bias != 0) return unsupported(node, "ALiBi biases are not supported");
     return {};

@@ -131,5 +131,7 @@ TEST_F(DelegateTest, AnUnconfiguredContextKeepsAnOrdinaryCache) {
   EXPECT_EQ(prefill(expected.get(), prompt()), prefill(actual.get(), prompt()));
 }
 
+TEST_F(DelegateTest, TheRunningGgmlIsTheTestedOne) { EXPECT_EQ(ggml::version_warning(), ""); }
+
 }  // namespace
 }  // namespace oscar::testing

@@ -331,6 +331,44 @@ TEST_F(Int2Test, ContextShiftKeepsTheText) {
   expect_no_error();
 }
 
+TEST_F(Int2Test, ABatchMayFillHoles) {
+  const ContextPtr expected = stock(), actual = packed(config());
+  ASSERT_NE(actual, nullptr);
+  constexpr int kFilled = 300;
+  std::vector<std::vector<Logits>> logits;
+  for (llama_context* context : {expected.get(), actual.get()}) {
+    prefill(context, first_tokens(kFilled));
+    // Cells 200 to 202 and 250 are free; the next batch takes them first and goes on behind the last token.
+    ASSERT_TRUE(llama_memory_seq_rm(llama_get_memory(context), 0, 200, 203));
+    ASSERT_TRUE(llama_memory_seq_rm(llama_get_memory(context), 0, 250, 251));
+    logits.push_back(decode(context, {tokens_.begin() + kFilled, tokens_.begin() + kFilled + 8}, kFilled));
+    logits.push_back(decode(context, {tokens_[kFilled + 8]}, kFilled + 8));
+  }
+  EXPECT_LT(mean_divergence(logits[0], logits[2]), kNoise);
+  EXPECT_LT(mean_divergence(logits[1], logits[3]), kLargestNoise);
+  expect_no_error();
+}
+
+TEST_F(Int2Test, TheBatchIsReadExactlyUnlessTurnedOff) {
+  rotation_ = *fit_rotation(geometry_, Method::kNaive);
+  llama_context_params params = stock_params(kContext);
+  params.n_ubatch = 512;  // the whole prompt at once
+  const ContextPtr expected(llama_init_from_model(model_, params));
+  const Logits reference = prefill(expected.get(), first_tokens(kLong));
+  params.offload_kqv = true;
+  double cost[2];
+  for (const bool exact_batch : {true, false}) {
+    ggml::CacheConfig settings = config();
+    settings.exact_batch = exact_batch;
+    const ContextPtr actual = packed(settings, params);
+    ASSERT_NE(actual, nullptr);
+    cost[exact_batch ? 0 : 1] = divergence(reference, prefill(actual.get(), first_tokens(kLong)));
+    expect_no_error();
+  }
+  EXPECT_LT(cost[0], kLargestNoise);
+  EXPECT_GT(cost[1], kLargestNoise);
+}
+
 TEST_F(Int2Test, EncodingAgainEqualsEncodingOnStore) {
   ggml::CacheConfig keep = config();
   keep.keep_exact_rows = true;

@@ -1,8 +1,13 @@
 #pragma once
 // Engine adapter for unmodified llama.cpp: a ggml backend that owns the KV cache buffer in 2-bit pages and serves cache
 // writes (SET_ROWS) and attention (FLASH_ATTN_EXT) on it; and the samples of a running model for calibration.
-// In-process: load a model with model_params(), configure the device, create a context with offload_kqv = true. A context with
-// offload_kqv = false keeps llama.cpp's own cache on the same model: the 16-bit baseline.
+// In-process: load a model with model_params(), configure the device, create a context with offload_kqv = true and flash
+// attention on, and look at Cache::status() after creating it and after every failed llama_decode. A context with
+// offload_kqv = false keeps llama.cpp's own cache on the same model: the 16-bit baseline (ask for flash attention by name there:
+// "auto" finds that it does not run on our device and switches it off).
+// Sequences: each has its own windows unless kv_unified is set; then they share one ring of recent rows, results stay right and
+// fewer rows are exact. State files hold F16 rows as always: any cache can read them, and ours gets its codes back to the bit.
+// After seq_rm, tokens written again read the same rows except those that the removed tokens had pushed out of the ring.
 
 #include <llama.h>
 
@@ -32,7 +37,7 @@ struct CacheConfig {
   bool exact_batch = true;       // tokens of the current batch are read exact; false: full mode, windows only
   bool keep_exact_rows = false;  // evaluation: the ring holds every row, so that exact_all and encode_again work
   bool encode_on_store = true;   // evaluation may encode later, with encode_again
-  int num_threads = 1;
+  int num_threads = 1;  // the context's n_threads: the work runs on ggml's own threads
 };
 
 // Bytes of a live cache. `buffer` is what llama.cpp allocated for it, alignment included.
@@ -46,7 +51,9 @@ struct CacheUsage {
   int quantized_layers = 0, delegated_layers = 0;
 };
 
-// What one context's cache will take, to the byte; buffer_bytes equals llama.cpp's allocation. num_cells as llama.cpp pads it.
+// What one context's cache will take, to the byte; buffer_bytes equals llama.cpp's allocation. `context`: tokens of one sequence,
+// padded here to 256 cells as llama.cpp does; num_streams: n_seq_max, or 1 with kv_unified. Sliding-window layers count in full
+// (swa_full, llama.cpp's default). Errors: kInvalidArgument.
 Result<CacheUsage> predict_usage(const ModelGeometry& geometry, const RotationSet* rotation, const CacheConfig& config,
                                  std::int64_t context, int num_streams);
 
@@ -65,14 +72,20 @@ class Cache {
   virtual Status set_window(int sink, int recent) = 0;
 };
 
-// Registers the device with ggml once in this process and returns it.
+// The device, made once in this process. It is not put into ggml's registry: models loaded with other parameters would take it
+// for a GPU and put their layers there.
 ggml_backend_dev_t device();
+
+// Empty when the ggml that runs is the one this adapter was tested with; else a sentence that says so.
+std::string version_warning();
 
 // llama_model_default_params() with our device selected and every layer's cache on it (weights stay on the CPU).
 llama_model_params model_params();
 
-// The next llama_context created on a model of model_params() (offload_kqv = true) gets this cache.
-// The returned handle is filled while the context is created; it must outlive nothing and may be kept as long as the context lives.
+// The next llama_context created on a model of model_params() (offload_kqv = true) gets this cache; one created without a
+// configure call gets CacheMode::kDelegate. The returned handle is filled while the context is created; it must outlive nothing
+// and may be kept as long as one likes. When llama_init_from_model returns null, status() says whether the cache was the reason.
+// Errors: kInvalidArgument (settings out of range, no rotation), kUnsupported.
 Result<std::shared_ptr<Cache>> configure(const CacheConfig& config);
 
 // ---- calibration samples ----
