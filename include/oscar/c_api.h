@@ -65,7 +65,7 @@ typedef struct {
   uint8_t* pages;
   void* window; /* bf16 or null */
   const float *transform, *feedback, *metric, *row_sum, *inverse_diagonal;
-  const float* constants; /* [num_kv_heads, 4] c0, sd, clip ratio, 1 M 1 */
+  const float* constants;   /* [num_kv_heads, 4] c0, sd, clip ratio, 1 M 1 */
   const float* block_means; /* [num_blocks, num_kv_heads, head_dim] or null */
 } oscar_store_side;
 typedef struct {
@@ -83,7 +83,8 @@ typedef struct {
   const oscar_store_layer* device_layers; /* device memory [num_layers], or null: `layer` */
 } oscar_store_params;
 
-/* row_sum [head_dim], inverse_diagonal [head_dim] and *total of one head's metric, in the format's order; host memory. */
+/* row_sum [head_dim], inverse_diagonal [head_dim] and *total of one head's metric, in the format's order; host memory.
+ */
 OSCAR_API int oscar_store_metric_tables(const float* metric, int32_t head_dim, float* row_sum, float* inverse_diagonal,
                                         float* total);
 OSCAR_API int oscar_cuda_store(const oscar_store_shape* shape, const oscar_store_params* params, void* cuda_stream);

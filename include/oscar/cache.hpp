@@ -7,12 +7,12 @@
 //   key half:   codes [head_dim * 16 bytes], then parameters
 //   value half: codes [head_dim * 16 bytes], then parameters
 //   parameters: kLog8: scale_code i8 [64], offset_code i8 [64]. kFloatPair: scale f32 [64], zero f32 [64].
-// Key codes. Channels form blocks of 64 (the last may have 16, 32 or 48): block u starts at channel 64u and has n = width / 16
-// words a token. Word t (0 <= t < n) of a token holds channel 64u + 4n j + 4t + b in bits 8b + 2j .. 8b + 2j + 1 (j, b in 0..3).
-// The word's index in the half: 256 u + ((token / 4) n + t) 4 + token % 4.
-// Value codes. Word t (0 <= t < 4) of channel d holds token 32 (j / 2) + 8t + 2 (j % 2) + (b % 2) + 4 (b / 2) in
-// bits 8b + 2j .. 8b + 2j + 1. The word's index in the half: ((d / 4) 4 + t) 4 + d % 4.
-// Every 16 bytes are one lane's operand of the integer tensor cores; 64 bytes are four tokens (channels) for the CPU.
+// Key codes. Channels form blocks of 64 (the last may have 16, 32 or 48): block u starts at channel 64u and has n =
+// width / 16 words a token. Word t (0 <= t < n) of a token holds channel 64u + 4n j + 4t + b in bits 8b + 2j .. 8b + 2j
+// + 1 (j, b in 0..3). The word's index in the half: 256 u + ((token / 4) n + t) 4 + token % 4. Value codes. Word t (0
+// <= t < 4) of channel d holds token 32 (j / 2) + 8t + 2 (j % 2) + (b % 2) + 4 (b / 2) in bits 8b + 2j .. 8b + 2j + 1.
+// The word's index in the half: ((d / 4) 4 + t) 4 + d % 4. Every 16 bytes are one lane's operand of the integer tensor
+// cores; 64 bytes are four tokens (channels) for the CPU.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,17 +36,21 @@ struct KvSpec {
   int recent = 256;  // latest tokens that also keep one: query i reads key j when i - recent < j <= i
   WindowDtype window_dtype = WindowDtype::kBf16;
 
-  std::size_t half_bytes() const;  // of one page half of one KV head
-  double page_bits_per_element() const;                    // codes and parameters
-  double bits_per_element(std::int64_t context) const;     // and the windows' 16-bit rows, which are extra copies
+  std::size_t half_bytes() const;                       // of one page half of one KV head
+  double page_bits_per_element() const;                 // codes and parameters
+  double bits_per_element(std::int64_t context) const;  // and the windows' 16-bit rows, which are extra copies
 };
 Status check_spec(const KvSpec& spec);  // head_dim a multiple of 16 in 16..256, sink and recent >= 0, ...
 
 // Packed row of one token: `slot` is the token's index in its page (0..63). Touches only that slot.
-void pack_key_row(std::uint8_t* half, int head_dim, ParameterFormat format, int slot, const std::uint8_t* codes, const RowParameters& parameters);
-void pack_value_row(std::uint8_t* half, int head_dim, ParameterFormat format, int slot, const std::uint8_t* codes, const RowParameters& parameters);
-void unpack_key_row(const std::uint8_t* half, int head_dim, ParameterFormat format, int slot, std::uint8_t* codes, RowParameters* parameters);
-void unpack_value_row(const std::uint8_t* half, int head_dim, ParameterFormat format, int slot, std::uint8_t* codes, RowParameters* parameters);
+void pack_key_row(std::uint8_t* half, int head_dim, ParameterFormat format, int slot, const std::uint8_t* codes,
+                  const RowParameters& parameters);
+void pack_value_row(std::uint8_t* half, int head_dim, ParameterFormat format, int slot, const std::uint8_t* codes,
+                    const RowParameters& parameters);
+void unpack_key_row(const std::uint8_t* half, int head_dim, ParameterFormat format, int slot, std::uint8_t* codes,
+                    RowParameters* parameters);
+void unpack_value_row(const std::uint8_t* half, int head_dim, ParameterFormat format, int slot, std::uint8_t* codes,
+                      RowParameters* parameters);
 
 // Pages of one layer and sequence (an engine's stream). Page p of head h: base + block_table[p] * page_stride_bytes +
 // h * head_stride_bytes. Token i of the sequence lies in page i / 64, slot i % 64.
@@ -67,8 +71,8 @@ struct PagedLayer {
 };
 
 // Encodes num_rows tokens into their slots. Either side may be null (not stored). Rows are float32 in halves order.
-// tokens[i] = index in the sequence (slot), positions[i] = absolute position (page mean). Work is split by head, so that
-// two threads never touch one page half. Errors: kBadInput for NaN or infinity (nothing of the call is stored).
+// tokens[i] = index in the sequence (slot), positions[i] = absolute position (page mean). Work is split by head, so
+// that two threads never touch one page half. Errors: kBadInput for NaN or infinity (nothing of the call is stored).
 struct StoreRows {
   int num_rows = 0;
   const std::int32_t* tokens = nullptr;     // [num_rows]
@@ -84,15 +88,15 @@ struct ExactSpan {
   std::int32_t num_tokens = 0;
   const std::uint16_t* k = nullptr;  // row of token first_token + i, head h: k + i * token_stride + h * head_stride
   const std::uint16_t* v = nullptr;
-  std::int64_t token_stride = 0;     // elements
-  std::int64_t head_stride = 0;      // elements
-  bool always = false;               // read exact whatever the window rule says (tokens of the current batch)
+  std::int64_t token_stride = 0;  // elements
+  std::int64_t head_stride = 0;   // elements
+  bool always = false;            // read exact whatever the window rule says (tokens of the current batch)
 };
 
 // Sink rows and a ring of recent rows of one layer and stream, in memory that the engine owns:
-// rows [sink + ring_capacity, num_kv_heads, head_dim] for K and for V. ring_capacity >= spec.recent; more lets an evaluation
-// keep every exact row. Row of token i: sink row i when i < sink, else ring slot i % ring_capacity. `tags` remember which token
-// a row holds, so that a missing copy costs accuracy and never correctness.
+// rows [sink + ring_capacity, num_kv_heads, head_dim] for K and for V. ring_capacity >= spec.recent; more lets an
+// evaluation keep every exact row. Row of token i: sink row i when i < sink, else ring slot i % ring_capacity. `tags`
+// remember which token a row holds, so that a missing copy costs accuracy and never correctness.
 class WindowRows {
  public:
   static std::size_t side_bytes(const KvSpec& spec, int ring_capacity);  // K or V

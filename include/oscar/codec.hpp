@@ -37,6 +37,7 @@ void decode_rows(const SideRotation& side, ParameterFormat format, int head_dim,
 // x [num_rows, head_dim] -> x A, plain sums in ascending channel order; and y -> y A^{-1} = y (A^{-T})^T, in eight
 // interleaved partial sums. Both the same on every instruction set.
 void transform_rows(const float* matrix, int head_dim, const float* x, int num_rows, float* y, Isa isa);
-void inverse_transform_rows(const float* inverse_transposed, int head_dim, const float* y, int num_rows, float* x, Isa isa);
+void inverse_transform_rows(const float* inverse_transposed, int head_dim, const float* y, int num_rows, float* x,
+                            Isa isa);
 
 }  // namespace oscar

@@ -13,15 +13,15 @@
 
 namespace oscar {
 
-inline constexpr int kBlockTokens = 64;      // positions that share a page mean
+inline constexpr int kBlockTokens = 64;        // positions that share a page mean
 inline constexpr int kSkippedSinkTokens = 64;  // first positions left out of key and value sums
 
 // Sums of one layer and KV head. D = head_dim, G = query heads a KV head.
 struct HeadStatistics {
   int head_dim = 0;
   // queries: every position
-  double num_queries = 0;                // tokens (not tokens x G)
-  std::vector<double> query_moment;      // [D, D] sum over tokens of mean over G of q^T q
+  double num_queries = 0;            // tokens (not tokens x G)
+  std::vector<double> query_moment;  // [D, D] sum over tokens of mean over G of q^T q
   // keys and values: positions >= kSkippedSinkTokens
   double num_keys = 0;
   std::vector<double> pre_rope_key_sum;  // [D] sum of R_{-j} k_j
@@ -35,7 +35,7 @@ struct HeadStatistics {
   double num_weighted = 0;
   std::vector<double> weighted_value_moment;  // [D, D]
   // sum over the group's heads of W_o^T W_o: the metric of value errors. A property of the weights: set, not summed.
-  std::vector<double> output_gram;            // [D, D], empty until set
+  std::vector<double> output_gram;  // [D, D], empty until set
 };
 
 struct LayerStatistics {

@@ -36,8 +36,8 @@ struct ModelGeometry {
   std::string architecture;  // general.architecture
   std::string name;          // general.name, may be empty
   std::vector<LayerGeometry> layers;
-  int context_length = 0;    // the model's own maximum, tokens
-  std::string fingerprint;   // 32 hex digits over the geometry and the first layer's key weights
+  int context_length = 0;   // the model's own maximum, tokens
+  std::string fingerprint;  // 32 hex digits over the geometry and the first layer's key weights
 };
 
 // Reads the header of a GGUF file, bounded against hostile input. Errors: kIo (missing, unreadable),

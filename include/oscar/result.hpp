@@ -44,8 +44,8 @@ inline tl::unexpected<Error> make_error(ErrorCode code, std::string message) {
     if (!oscar_status) return tl::unexpected(std::move(oscar_status).error()); \
   } while (false)
 
-#define OSCAR_ASSIGN_INNER(declaration, temporary, expression)       \
-  auto temporary = (expression);                                     \
+#define OSCAR_ASSIGN_INNER(declaration, temporary, expression)         \
+  auto temporary = (expression);                                       \
   if (!temporary) return tl::unexpected(std::move(temporary).error()); \
   declaration = *std::move(temporary)
 #define OSCAR_ASSIGN(declaration, expression) \

@@ -23,7 +23,8 @@ enum class Method {
   kOursFast,          // page mean, balanced transform beta 1/4, least squares, no sequential work
   kOurs,              // page mean, balanced transform beta 1/8, error feedback and coordinate sweeps
 };
-std::string_view method_name(Method method);  // "naive", "hadamard", "published", "published-per-head", "ours-fast", "ours"
+std::string_view method_name(
+    Method method);  // "naive", "hadamard", "published", "published-per-head", "ours-fast", "ours"
 std::optional<Method> parse_method(std::string_view name);
 
 // How a transformed row becomes codes.
@@ -59,7 +60,7 @@ struct HeadRotation {
 };
 
 struct LayerRotation {
-  RopeSpec rope;  // inv_freq as deployed; `order` is that of the engine the model was sampled in
+  RopeSpec rope;                    // inv_freq as deployed; `order` is that of the engine the model was sampled in
   std::vector<HeadRotation> heads;  // [num_kv_heads]
 };
 
@@ -75,7 +76,7 @@ struct RotationSet {
   std::int64_t max_context = 0;         // longest position calibrated for, tokens
   std::int64_t num_tokens = 0;
   std::string corpus_hash, producer, composition;
-  std::string content_hash;             // 32 hex digits, XXH3-128 of every tensor and of the fields above
+  std::string content_hash;  // 32 hex digits, XXH3-128 of every tensor and of the fields above
 
   Quantizer quantizer() const { return quantizer_of(method); }
   ParameterFormat parameter_format() const { return parameter_format_of(method); }
@@ -95,7 +96,8 @@ Result<std::shared_ptr<const RotationSet>> fit_rotation(const ModelStatistics& s
 
 // The rotation file: safetensors with provenance and content hash (docs/format.md). Written whole or not at all.
 Status save_rotation(const RotationSet& set, const std::string& path);
-// Checks sizes before allocation, finiteness, the hash and the version. Errors: kIo, kBadInput, kUnsupported (newer version).
+// Checks sizes before allocation, finiteness, the hash and the version. Errors: kIo, kBadInput, kUnsupported (newer
+// version).
 Result<std::shared_ptr<const RotationSet>> load_rotation(const std::string& path);
 // kMismatch with the first difference and the remedy when the file was made for another model.
 Status check_rotation(const RotationSet& set, const ModelGeometry& geometry);

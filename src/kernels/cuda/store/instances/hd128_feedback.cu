@@ -1,2 +1,3 @@
 #include "../launch.cuh"
-template cudaError_t oscar::cuda::launch_store<128, oscar::Quantizer::kFeedback>(const StoreParams&, const StorePlan&, cudaStream_t);
+template cudaError_t oscar::cuda::launch_store<128, oscar::Quantizer::kFeedback>(const StoreParams&, const StorePlan&,
+                                                                                 cudaStream_t);
