@@ -123,6 +123,7 @@ Status generate(const RunOptions& options, const Model& model, llama_context* co
   }
   timing.decode_seconds = std::chrono::duration<double>(Clock::now() - decode_start).count();
   print("\n");
+  std::fflush(stdout);  // before the report on stderr
   return {};
 }
 
