@@ -23,6 +23,6 @@ void install_interrupt_handler() {
 
 bool interrupted() { return g_interrupted != 0; }
 
-Error interrupted_error() { return {ErrorCode::kInterrupted, "interrupted; nothing was written"}; }
+Error interrupted_error() { return {ErrorCode::kInterrupted, "interrupted"}; }
 
 }  // namespace oscar::tool
