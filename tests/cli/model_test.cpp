@@ -31,7 +31,7 @@ TEST_F(ModelProgramTest, ATextShorterThanOneWindowIsRefused) {
   const std::string text = write("short.txt", "A short text.\n");
   const auto before = files();
   const ProgramRun run = run_oscar({"calibrate", "-m", model_, "-f", text, "-o", path("r.safetensors")});
-  expect_failure(run, 3, "short.txt: text shorter than one window: window 1 of 1 needs 1536 tokens");
+  expect_failure(run, 3, "short.txt: text shorter than one window: window 1 of 8 needs 1536 tokens");
   EXPECT_NE(run.err.find("--window"), std::string::npos);
   EXPECT_EQ(files(), before);
 }
