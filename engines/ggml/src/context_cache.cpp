@@ -94,6 +94,7 @@ Status ContextCache::encode_again(std::shared_ptr<const RotationSet> rotation, i
                             ": the new rotation does not fit this cache; it was made for another model");
     }
   }
+  for (KvBuffer* buffer : buffers_) OSCAR_TRY(buffer->check_kept_rows(num_tokens));  // then nothing can be half done
   config_.rotation = std::move(rotation);  // first: its quantizer encodes, and layers point into it
   for (KvBuffer* buffer : buffers_) OSCAR_TRY(buffer->encode_again(*config_.rotation, num_tokens));
   return {};

@@ -288,8 +288,18 @@ void KvBuffer::clear(std::uint8_t value) {
   server_.forget();
 }
 
-Status KvBuffer::encode_again(const RotationSet& rotation, int num_tokens) {
+Status KvBuffer::check_kept_rows(int num_tokens) {
   OSCAR_TRY(server_.finish_batch());
+  for (const auto& [index, layer] : layers_) {
+    if (layer->keeps(0, num_tokens)) continue;
+    return make_error(ErrorCode::kInvalidArgument, "layer " + std::to_string(index) + ": not all of the first " +
+                                                       std::to_string(num_tokens) +
+                                                       " tokens have a kept row; decode them first, in one sequence");
+  }
+  return {};
+}
+
+Status KvBuffer::encode_again(const RotationSet& rotation, int num_tokens) {
   for (const auto& [index, layer] : layers_) {
     layer->set_rotation(rotation.layers.at(index), rotation.parameter_format());
     OSCAR_TRY(layer->encode_kept_rows(0, num_tokens, server_.positions(0), server_.workbench()));

@@ -53,7 +53,8 @@ class KvBuffer {
   bool copy(const ggml_tensor* source, const ggml_tensor* target);
   void clear(std::uint8_t value);
 
-  // Cache::encode_again for the layers of this buffer.
+  // Cache::encode_again for the layers of this buffer, in two steps: whether all rows are there, and doing it.
+  Status check_kept_rows(int num_tokens);
   Status encode_again(const RotationSet& rotation, int num_tokens);
 
  private:

@@ -232,32 +232,50 @@ Status LayerCache::write_rows(Side side, int stream_index, std::int64_t first_ce
   return store_chunk();
 }
 
-Status LayerCache::turn_key(int stream_index, std::int32_t cell, std::int32_t shift, std::int32_t position,
-                            const Workbench& bench) {
-  Stream& stream = streams_[stream_index];
-  std::vector<float> row(layout_.row_width());
-  const bool is_exact = stream.windows.valid(cell);
-  if (is_exact) {
-    stream.windows.spans(cell + 1, spans_);
-    ggml_fp16_to_fp32_row(exact_row(spans_, Side::kKey, cell), row.data(), layout_.row_width());
-  } else {
-    decode_row(Side::kKey, unpack_row(Side::kKey, stream, cell, position - shift), bench.isa, row.data());
-  }
+Status LayerCache::turn_keys(int stream_index, const std::int32_t* shifts, const std::int32_t* positions,
+                             const Workbench& bench) {
+  const int width = layout_.row_width();
   const int half = rope_.rotary_dim / 2;
-  for (int h = 0; h < layout_.num_kv_heads; ++h) {
-    float* head = row.data() + static_cast<std::size_t>(h) * layout_.head_dim;
-    for (int p = 0; p < half; ++p) {
-      const double angle = shift * rope_.inv_freq[p], c = std::cos(angle), s = std::sin(angle);
-      const double x = head[p], y = head[p + half];
-      head[p] = static_cast<float>(x * c - y * s);
-      head[p + half] = static_cast<float>(x * s + y * c);
+  Stream& stream = streams_[stream_index];
+  stream.windows.spans(static_cast<std::int32_t>(layout_.num_cells), spans_);
+  std::vector<float> rows(static_cast<std::size_t>(kChunkRows) * width);
+  std::vector<std::int32_t> cells, cell_positions;
+  const auto store_chunk = [&]() -> Status {
+    const StoreRows chunk{.num_rows = static_cast<int>(cells.size()),
+                          .tokens = cells.data(),
+                          .positions = cell_positions.data(),
+                          .k = rows.data(),
+                          .v = nullptr};
+    if (bench.encode) OSCAR_TRY(store(stream.pages, bench.quantizer, chunk, bench.isa, *bench.executor));
+    cells.clear();
+    cell_positions.clear();
+    return {};
+  };
+  for (std::int32_t cell = 0; cell < static_cast<std::int32_t>(layout_.num_cells); ++cell) {
+    const std::int32_t shift = shifts[cell];
+    if (shift == 0) continue;
+    float* row = rows.data() + cells.size() * width;
+    const std::uint16_t* exact = exact_row(spans_, Side::kKey, cell);
+    if (exact != nullptr) {
+      ggml_fp16_to_fp32_row(exact, row, width);
+    } else {
+      decode_row(Side::kKey, unpack_row(Side::kKey, stream, cell, positions[cell] - shift), bench.isa, row);
     }
+    for (int h = 0; h < layout_.num_kv_heads; ++h) {
+      float* head = row + h * layout_.head_dim;
+      for (int p = 0; p < half; ++p) {
+        const double angle = shift * rope_.inv_freq[p], c = std::cos(angle), s = std::sin(angle);
+        const double x = head[p], y = head[p + half];
+        head[p] = static_cast<float>(x * c - y * s);
+        head[p + half] = static_cast<float>(x * s + y * c);
+      }
+    }
+    if (exact != nullptr) stream.windows.write_key(cell, row);  // in its own place: the spans stay as they are
+    cells.push_back(cell);
+    cell_positions.push_back(positions[cell]);
+    if (cells.size() == kChunkRows) OSCAR_TRY(store_chunk());
   }
-  if (is_exact) stream.windows.write_key(cell, row.data());
-  if (!bench.encode) return {};
-  return store(stream.pages, bench.quantizer,
-               {.num_rows = 1, .tokens = &cell, .positions = &position, .k = row.data(), .v = nullptr}, bench.isa,
-               serial_executor());
+  return store_chunk();
 }
 
 void LayerCache::copy_stream(Side side, int from, int to) {
@@ -277,16 +295,15 @@ void LayerCache::copy_stream(Side side, int from, int to) {
   }
 }
 
+bool LayerCache::keeps(int stream, int num_tokens) {
+  streams_[stream].windows.spans(num_tokens, spans_);
+  return spans_.size() == 1 && spans_[0].first_token == 0 && spans_[0].num_tokens == num_tokens;
+}
+
 Status LayerCache::encode_kept_rows(int stream_index, int num_tokens, const std::int32_t* positions,
                                     const Workbench& bench) {
   Stream& stream = streams_[stream_index];
   stream.windows.spans(num_tokens, spans_);
-  if (spans_.size() != 1 || spans_[0].first_token != 0 || spans_[0].num_tokens != num_tokens) {
-    return make_error(ErrorCode::kInvalidArgument,
-                      "layer " + std::to_string(index_) + ": not all of the first " + std::to_string(num_tokens) +
-                          " tokens have a kept row; decode them first, in a cache configured "
-                          "with keep_exact_rows");
-  }
   const int width = layout_.row_width();
   std::vector<float> k(static_cast<std::size_t>(kChunkRows) * width), v(k.size());
   std::vector<std::int32_t> cells(kChunkRows);

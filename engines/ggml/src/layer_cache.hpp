@@ -56,12 +56,14 @@ class LayerCache {
   // the cell's own index, moved like the last carried one. Error kBadInput: NaN or infinity.
   Status write_rows(Side side, int stream, std::int64_t first_cell, int num_rows, std::int32_t* positions,
                     const Workbench& bench, const ggml_fp16_t* rows);
-  // Turns the key of one cell by `shift` positions, to `position`; exact rows stay exact.
-  Status turn_key(int stream, std::int32_t cell, std::int32_t shift, std::int32_t position, const Workbench& bench);
+  // Turns the keys of a stream's cells by shifts [num_cells] positions, to `positions`; exact rows stay exact.
+  Status turn_keys(int stream, const std::int32_t* shifts, const std::int32_t* positions, const Workbench& bench);
   // Copies one side of a stream. Keys first, then values; in the other order window rows are lost, which costs accuracy
   // only.
   void copy_stream(Side side, int from, int to);
-  // Encodes tokens [0, num_tokens) of a stream from their kept rows.
+  // Whether every token in [0, num_tokens) of a stream has a kept row.
+  bool keeps(int stream, int num_tokens);
+  // Encodes those tokens from their kept rows.
   Status encode_kept_rows(int stream, int num_tokens, const std::int32_t* positions, const Workbench& bench);
   void forget_windows();
 

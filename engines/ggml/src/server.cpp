@@ -220,11 +220,7 @@ Status Server::turn_keys(LayerCache& layer, const ggml_tensor* node) {
   }
   const Workbench bench = workbench();
   for (int stream = 0; stream < layer.layout().num_streams; ++stream) {
-    const std::int32_t* own = shifts + num_cells_ * stream;
-    for (std::int64_t cell = 0; cell < num_cells_; ++cell) {
-      if (own[cell] == 0) continue;
-      OSCAR_TRY(layer.turn_key(stream, static_cast<std::int32_t>(cell), own[cell], positions(stream)[cell], bench));
-    }
+    OSCAR_TRY(layer.turn_keys(stream, shifts + num_cells_ * stream, positions(stream), bench));
   }
   return {};
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kModel = "smollm2.gguf";
 constexpr int kContext = 1024;
 constexpr int kSink = 64, kRecent = 256;
-constexpr int kLong = 450;  // tokens past both windows: the last query reads 130 of them from pages
+constexpr int kLong = 420;  // tokens past both windows: the last query reads 100 of them from pages
 constexpr int kDecoded = 6;
 
 // llama.cpp multiplies 8-bit roundings of its activations with 4-bit weights, so that the last bit of a sum decides a
@@ -398,6 +398,21 @@ TEST_F(Int2Test, EncodingAgainEqualsEncodingOnStore) {
   ASSERT_TRUE(llama_memory_seq_rm(llama_get_memory(later.get()), 0, kLong, -1));
   ASSERT_TRUE(llama_memory_seq_rm(llama_get_memory(at_once.get()), 0, kLong, -1));
   EXPECT_NE(go_on(later.get()), go_on(at_once.get()));
+}
+
+TEST_F(Int2Test, EncodingAgainNeedsEveryRow) {
+  ggml::CacheConfig keep = config();
+  const ContextPtr without = packed(keep);
+  EXPECT_EQ(cache_->encode_again(rotation_, 10).error().code, ErrorCode::kInvalidArgument);
+  keep.keep_exact_rows = true;
+  const ContextPtr context = packed(keep);
+  ASSERT_NE(context, nullptr);
+  prefill(context.get(), first_tokens(20));
+  EXPECT_TRUE(cache_->encode_again(rotation_, 20).has_value());
+  EXPECT_EQ(cache_->encode_again(rotation_, 21).error().code, ErrorCode::kInvalidArgument);
+  ModelGeometry other = geometry_;
+  other.layers.pop_back();
+  EXPECT_EQ(cache_->encode_again(*fit_rotation(other, Method::kHadamard), 20).error().code, ErrorCode::kMismatch);
 }
 
 TEST_F(Int2Test, ASmallerWindowCostsAccuracy) {
