@@ -98,6 +98,34 @@ void decode(llama_context* context, const std::vector<llama_token>& tokens, int 
   llama_synchronize(context);
 }
 
+// Fills sequence 0 from `filled` to `depth` tokens. At most kPrefilled are run through the model: prefill grows with
+// the square of the depth (16K by F16 attention: more than an hour of one core). Deeper rows are the first ones again,
+// copied and shifted to their positions by llama.cpp itself. The time of a decode step does not depend on the values.
+constexpr int kPrefilled = 2048;
+void fill(llama_context* context, const std::vector<llama_token>& tokens, int filled, int depth) {
+  while (filled < std::min(depth, kPrefilled)) {
+    const int count = std::min(512, std::min(depth, kPrefilled) - filled);
+    decode(context, tokens, filled, count);
+    filled += count;
+  }
+  if (filled == depth) return;
+  llama_memory_t memory = llama_get_memory(context);
+  llama_memory_seq_cp(memory, 0, 1, 0, kPrefilled);
+  std::vector<std::uint8_t> rows(llama_state_seq_get_size(context, 1));
+  rows.resize(llama_state_seq_get_data(context, rows.data(), rows.size(), 1));
+  llama_memory_seq_rm(memory, 1, -1, -1);
+  while (filled < depth) {
+    const int count = std::min(kPrefilled, depth - filled);
+    if (llama_state_seq_set_data(context, rows.data(), rows.size(), 1) == 0)
+      fail("the cache does not take its own state");
+    llama_memory_seq_rm(memory, 1, count, -1);
+    llama_memory_seq_add(memory, 1, 0, -1, filled);
+    llama_memory_seq_cp(memory, 1, 0, -1, -1);
+    llama_memory_seq_rm(memory, 1, -1, -1);
+    filled += count;
+  }
+}
+
 // ms a token at each depth.
 //
 // F16 leaves its state at each depth in `states`; the 2-bit cache is filled from there, which encodes every row again.
@@ -107,6 +135,9 @@ std::map<int, double> measure(llama_model* model, const std::string& cache, cons
                               States& states) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<std::uint32_t>(options.depths.back() + options.tokens);
+  params.n_ctx += kPrefilled;  // room for the copy that fill() shifts
+  params.n_seq_max = 2;
+  params.kv_unified = true;
   params.n_batch = params.n_ubatch = 512;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.n_threads = 1;
@@ -139,11 +170,8 @@ std::map<int, double> measure(llama_model* model, const std::string& cache, cons
       }
       filled = depth;
     }
-    while (filled < depth) {
-      const int count = std::min(512, depth - filled);
-      decode(context, tokens, filled, count);
-      filled += count;
-    }
+    fill(context, tokens, filled, depth);
+    filled = depth;
     if (cache == "f16") {
       std::vector<std::uint8_t>& state = states[depth];
       state.resize(llama_state_seq_get_size(context, 0));
