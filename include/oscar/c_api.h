@@ -57,6 +57,9 @@ typedef struct {
   size_t struct_size;
   int32_t num_tokens, num_layers, num_kv_heads, head_dim;
   int32_t quantizer; /* OSCAR_QUANTIZER_...: min/max writes float pairs, the others 8-bit parameters */
+  /* 0: fast. Matrix products on tensor cores; codes may differ from the CPU's near ties, the metric error by at most 1 %.
+   * 1: codes and parameters equal the CPU's bit for bit, 5 to 10 times slower. head_dim 256 is always exact. */
+  int32_t exact;
 } oscar_store_shape;
 
 /* K or V of one layer; no struct_size, since arrays of layers lie in device memory. */

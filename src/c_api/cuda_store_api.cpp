@@ -39,6 +39,10 @@ oscar::Status check_sizes(const oscar_store_shape& shape, const oscar_store_para
   return {};
 }
 
+int fail_cuda(cudaError_t error) {
+  return fail({oscar::ErrorCode::kInternal, std::string("CUDA: ") + cudaGetErrorString(error)});
+}
+
 }  // namespace
 
 extern "C" {
@@ -54,9 +58,18 @@ int oscar_store_metric_tables(const float* metric, int32_t head_dim, float* row_
 
 int oscar_cuda_store(const oscar_store_shape* c_shape, const oscar_store_params* c, void* cuda_stream) {
   if (const auto status = check_sizes(*c_shape, *c); !status) return fail(status.error());
-  const oscar::cuda::StoreShape shape{c_shape->num_tokens, c_shape->num_layers, c_shape->num_kv_heads,
-                                      c_shape->head_dim, static_cast<oscar::Quantizer>(c_shape->quantizer)};
-  const auto plan = oscar::cuda::plan_store(shape);
+  const oscar::cuda::StoreShape shape{c_shape->num_tokens,
+                                      c_shape->num_layers,
+                                      c_shape->num_kv_heads,
+                                      c_shape->head_dim,
+                                      static_cast<oscar::Quantizer>(c_shape->quantizer),
+                                      c_shape->exact != 0};
+  int device = 0, num_sms = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return fail_cuda(error);
+  if (const cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+      error != cudaSuccess)
+    return fail_cuda(error);
+  const auto plan = oscar::cuda::plan_store(shape, num_sms);
   if (!plan) return fail(plan.error());
   oscar::cuda::StoreParams p{};
   p.num_tokens = shape.num_tokens;
@@ -78,8 +91,7 @@ int oscar_cuda_store(const oscar_store_shape* c_shape, const oscar_store_params*
   if (p.layers == nullptr) std::memcpy(&p.layer, c->layer, sizeof p.layer);
   if (const auto status = oscar::cuda::check_store(p, shape); !status) return fail(status.error());
   const cudaError_t error = oscar::cuda::store(p, shape, *plan, static_cast<cudaStream_t>(cuda_stream));
-  if (error == cudaSuccess) return 0;
-  return fail({oscar::ErrorCode::kInternal, std::string("CUDA: ") + cudaGetErrorString(error)});
+  return error == cudaSuccess ? 0 : fail_cuda(error);
 }
 
 }  // extern "C"

@@ -64,7 +64,7 @@ template <int kHeadDim, Quantizer kQuantizer>
 void launch(const StoreParams& params, const StoreShape& shape) {
   using Config = StoreConfig<kHeadDim, kQuantizer>;
   static_assert(sizeof(typename Config::Shared) <= sizeof dynamic);
-  const StorePlan plan = *plan_store(shape);
+  const StorePlan plan = *plan_store(shape, 132);
   test::CudaEmulation emulation;
   for (int tile = 0; tile < plan.num_tiles; ++tile)
     for (int head = 0; head < 2 * shape.num_kv_heads; ++head) {
@@ -124,7 +124,7 @@ void expect_pages_of_the_cpu(bool prefill) {
   const std::vector<std::uint16_t> k_bits = bf16_bits(k), v_bits = bf16_bits(v);
   std::vector<std::uint16_t> window_k(k_bits.size(), kUnwritten), window_v(v_bits.size(), kUnwritten);
   const SideTables key(layer, true, kHeadDim), value(layer, false, kHeadDim);
-  const StoreShape shape{num_tokens, 1, test::kStoreHeads, kHeadDim, kQuantizer};
+  const StoreShape shape{num_tokens, 1, test::kStoreHeads, kHeadDim, kQuantizer, /*exact=*/true};
   StoreParams params{};
   params.num_tokens = num_tokens;
   params.num_layers = 1;

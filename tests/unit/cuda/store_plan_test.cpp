@@ -6,10 +6,14 @@
 namespace oscar::cuda {
 namespace {
 
-StoreShape qwen3_8b(int num_tokens) { return {num_tokens, 36, 8, 128, Quantizer::kFeedback}; }
+constexpr int kSms = 132;  // of an H200
+
+StoreShape qwen3_8b(int num_tokens, int num_layers = 36, bool exact = false) {
+  return {num_tokens, num_layers, 8, 128, Quantizer::kFeedback, exact};
+}
 
 std::string refusal(const StoreShape& shape) {
-  const auto plan = plan_store(shape);
+  const auto plan = plan_store(shape, kSms);
   return plan ? std::string() : plan.error().message;
 }
 
@@ -39,16 +43,38 @@ std::string refusal(const StoreParams& params, const StoreShape& shape) {
 
 TEST(StorePlan, TilesCoverEveryTokenOnce) {
   for (const int tokens : {0, 1, 15, 16, 17, 63, 64, 65, 512, 8192, 8193}) {
-    const auto plan = plan_store(qwen3_8b(tokens));
+    const auto plan = plan_store(qwen3_8b(tokens, 36, true), kSms);
     ASSERT_TRUE(plan);
     EXPECT_GE(plan->num_tiles * plan->tile_tokens, tokens);
     EXPECT_LT((plan->num_tiles - 1) * plan->tile_tokens, std::max(tokens, 1));
   }
 }
 
+TEST(StorePlan, TensorCoreTilesCoverABatchThatBeginsInsideAPage) {
+  for (const int tokens : {0, 1, 63, 64, 65, 8192}) {
+    const auto plan = plan_store(qwen3_8b(tokens), kSms);
+    ASSERT_TRUE(plan);
+    EXPECT_EQ(plan->tile_tokens, 64);
+    EXPECT_GE(plan->num_tiles * 64, tokens > 0 ? tokens + 63 : 0);
+  }
+}
+
 TEST(StorePlan, FewTokensTakeSmallTiles) {
-  EXPECT_EQ(plan_store(qwen3_8b(16))->tile_tokens, 16);
-  EXPECT_EQ(plan_store(qwen3_8b(17))->tile_tokens, 64);
+  EXPECT_EQ(plan_store(qwen3_8b(16, 36, true), kSms)->tile_tokens, 16);
+  EXPECT_EQ(plan_store(qwen3_8b(17, 36, true), kSms)->tile_tokens, 64);
+}
+
+TEST(StorePlan, TensorCoresServeWhatFitsAndIsNotExact) {
+  EXPECT_TRUE(plan_store(qwen3_8b(1), kSms)->tensor_cores);
+  EXPECT_FALSE(plan_store(qwen3_8b(1, 36, true), kSms)->tensor_cores);
+  EXPECT_FALSE(plan_store({1, 1, 8, 256, Quantizer::kFeedback}, kSms)->tensor_cores);
+}
+
+TEST(StorePlan, TensorCoreBlocksAreOneWaveAndNoMoreThanTiles) {
+  EXPECT_EQ(plan_store(qwen3_8b(8192, 1), kSms)->blocks_a_head, 8);  // 16 heads and sides: 128 of 132
+  EXPECT_EQ(plan_store({8192, 1, 8, 128, Quantizer::kMinMax}, kSms)->blocks_a_head, 16);  // two an SM
+  EXPECT_EQ(plan_store(qwen3_8b(8192), kSms)->blocks_a_head, 1);
+  EXPECT_EQ(plan_store({64, 1, 1, 128, Quantizer::kFeedback}, kSms)->blocks_a_head, 1);
 }
 
 TEST(StorePlan, RefusesWhatNoKernelServesAndNamesTheValue) {

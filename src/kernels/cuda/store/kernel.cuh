@@ -134,7 +134,7 @@ __global__ __launch_bounds__(Config::kNumThreads,
   if (whole_page)
     pack_value_page<Config>(p, side, head, s);
   else
-    pack_value_slots<Config, kTokens>(p, side, head, s);
+    pack_value_slots<Config, kTokens>(p, side, head, s.codes, s.slots, threadIdx.x);
 }
 
 }  // namespace oscar::cuda

@@ -5,6 +5,9 @@ namespace oscar::cuda {
 template <int kHeadDim, Quantizer kQuantizer>
 cudaError_t launch_store(const StoreParams& params, const StorePlan& plan, cudaStream_t stream);
 
+template <int kHeadDim, Quantizer kQuantizer>
+cudaError_t launch_store_tensor(const StoreParams& params, const StorePlan& plan, cudaStream_t stream);
+
 #define OSCAR_STORE_INSTANCES(head_dim)                                                                              \
   extern template cudaError_t launch_store<head_dim, Quantizer::kMinMax>(const StoreParams&, const StorePlan&,       \
                                                                          cudaStream_t);                              \
@@ -17,14 +20,33 @@ OSCAR_STORE_INSTANCES(128)
 OSCAR_STORE_INSTANCES(256)
 #undef OSCAR_STORE_INSTANCES
 
+#define OSCAR_STORE_TENSOR_INSTANCE(head_dim, quantizer)                                                     \
+  extern template cudaError_t launch_store_tensor<head_dim, quantizer>(const StoreParams&, const StorePlan&, \
+                                                                       cudaStream_t);
+OSCAR_STORE_TENSOR_INSTANCE(64, Quantizer::kMinMax)
+OSCAR_STORE_TENSOR_INSTANCE(64, Quantizer::kLeastSquares)
+OSCAR_STORE_TENSOR_INSTANCE(64, Quantizer::kFeedback)
+OSCAR_STORE_TENSOR_INSTANCE(128, Quantizer::kMinMax)
+OSCAR_STORE_TENSOR_INSTANCE(128, Quantizer::kLeastSquares)
+OSCAR_STORE_TENSOR_INSTANCE(128, Quantizer::kFeedback)
+#undef OSCAR_STORE_TENSOR_INSTANCE
+
 namespace {
+
+template <int kHeadDim, Quantizer kQuantizer>
+cudaError_t store_instance(const StoreParams& params, const StorePlan& plan, cudaStream_t stream) {
+  if constexpr (kHeadDim <= 128) {
+    if (plan.tensor_cores) return launch_store_tensor<kHeadDim, kQuantizer>(params, plan, stream);
+  }
+  return launch_store<kHeadDim, kQuantizer>(params, plan, stream);
+}
 
 template <int kHeadDim>
 cudaError_t store_width(const StoreParams& params, Quantizer quantizer, const StorePlan& plan, cudaStream_t stream) {
   switch (quantizer) {
-    case Quantizer::kMinMax: return launch_store<kHeadDim, Quantizer::kMinMax>(params, plan, stream);
-    case Quantizer::kLeastSquares: return launch_store<kHeadDim, Quantizer::kLeastSquares>(params, plan, stream);
-    case Quantizer::kFeedback: return launch_store<kHeadDim, Quantizer::kFeedback>(params, plan, stream);
+    case Quantizer::kMinMax: return store_instance<kHeadDim, Quantizer::kMinMax>(params, plan, stream);
+    case Quantizer::kLeastSquares: return store_instance<kHeadDim, Quantizer::kLeastSquares>(params, plan, stream);
+    case Quantizer::kFeedback: return store_instance<kHeadDim, Quantizer::kFeedback>(params, plan, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -15,7 +15,7 @@ cudaError_t launch_store_kernel(const StoreParams& params, const StorePlan& plan
           cudaFuncSetAttribute(store_kernel<Config, kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
       error != cudaSuccess)
     return error;
-  const dim3 grid(plan.num_tiles, 2 * params.num_kv_heads, params.num_layers);
+  const dim3 grid(plan.blocks_a_head, 2 * params.num_kv_heads, params.num_layers);
   store_kernel<Config, kRows><<<grid, Config::kNumThreads, kSharedBytes, stream>>>(params);
   return cudaGetLastError();
 }

@@ -10,8 +10,8 @@ __device__ __forceinline__ std::uint8_t* page_half(const StoreParams& p, const S
 }
 
 template <typename Config>
-__device__ __forceinline__ std::uint32_t four_codes(const typename Config::Shared& s, int row, int channel) {
-  return *reinterpret_cast<const std::uint32_t*>(s.codes + row * Config::kCodeStride + channel);
+__device__ __forceinline__ std::uint32_t four_codes(const std::uint8_t* s_codes, int row, int channel) {
+  return *reinterpret_cast<const std::uint32_t*>(s_codes + row * Config::kCodeStride + channel);
 }
 
 template <typename Config, int kTokens>
@@ -40,7 +40,7 @@ __device__ __forceinline__ void pack_keys(const StoreParams& p, const StoreSide&
     const int slot = s.slots[row] % kStorePageTokens, channel = 64 * block + 4 * t;
     std::uint32_t word = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) word |= four_codes<Config>(s, row, channel + 16 * j) << (2 * j);
+    for (int j = 0; j < 4; ++j) word |= four_codes<Config>(s.codes, row, channel + 16 * j) << (2 * j);
     auto* words = reinterpret_cast<std::uint32_t*>(page_half(p, side, head, s.slots[row] / kStorePageTokens));
     words[256 * block + (slot / 4 * 4 + t) * 4 + slot % 4] = word;
   }
@@ -56,8 +56,10 @@ __device__ __forceinline__ void pack_value_page(const StoreParams& p, const Stor
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int slot = 32 * (j / 2) + 8 * t + 2 * (j % 2);
-    const std::uint32_t a = four_codes<Config>(s, slot, channel), b = four_codes<Config>(s, slot + 1, channel);
-    const std::uint32_t c = four_codes<Config>(s, slot + 4, channel), d = four_codes<Config>(s, slot + 5, channel);
+    const std::uint32_t a = four_codes<Config>(s.codes, slot, channel),
+                        b = four_codes<Config>(s.codes, slot + 1, channel);
+    const std::uint32_t c = four_codes<Config>(s.codes, slot + 4, channel),
+                        d = four_codes<Config>(s.codes, slot + 5, channel);
     // bytes of 4 slots by 4 channels, transposed
     const std::uint32_t ab_low = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
     const std::uint32_t cd_low = __byte_perm(c, d, 0x5140), cd_high = __byte_perm(c, d, 0x7362);
@@ -71,17 +73,18 @@ __device__ __forceinline__ void pack_value_page(const StoreParams& p, const Stor
 }
 
 // Any slots: a thread gathers its 4 channels of 16 slots while the page stays the same, then changes those bits alone.
-// Another tile may hold other slots of the page, so words that are not whole change by atomics.
+// Another tile may hold other slots of the page, so words that are not whole change by atomics. `thread`: of at least
+// head_dim that share the tile.
 template <typename Config, int kTokens>
 __device__ __forceinline__ void pack_value_slots(const StoreParams& p, const StoreSide& side, int head,
-                                                 const typename Config::Shared& s) {
-  const int t = threadIdx.x % 4, channel = threadIdx.x / 4 * 4;
+                                                 const std::uint8_t* s_codes, const std::int32_t* s_slots, int thread) {
+  const int t = thread % 4, channel = thread / 4 * 4;
   if (channel >= Config::kHeadDim) return;
   std::uint32_t mask = 0, words[4] = {0, 0, 0, 0};
   int page = -1;
   const auto flush = [&] {
     if (mask == 0) return;
-    auto* g_words = reinterpret_cast<std::uint32_t*>(page_half(p, side, head, page)) + 4 * threadIdx.x;
+    auto* g_words = reinterpret_cast<std::uint32_t*>(page_half(p, side, head, page)) + 4 * thread;
     if (mask == ~0u) {
       *reinterpret_cast<uint4*>(g_words) = make_uint4(words[0], words[1], words[2], words[3]);
     } else {
@@ -95,15 +98,15 @@ __device__ __forceinline__ void pack_value_slots(const StoreParams& p, const Sto
   };
 #pragma unroll 1
   for (int row = 0; row < kTokens; ++row) {
-    if (s.slots[row] < 0) continue;
-    const int slot = s.slots[row] % kStorePageTokens, row_page = s.slots[row] / kStorePageTokens;
+    if (s_slots[row] < 0) continue;
+    const int slot = s_slots[row] % kStorePageTokens, row_page = s_slots[row] / kStorePageTokens;
     if (row_page != page) {
       flush();
       page = row_page;
     }
     if (slot / 8 % 4 != t) continue;
     const int j = 2 * (slot / 32) + slot / 2 % 2, shift = 8 * (slot % 2 + 2 * (slot / 4 % 2)) + 2 * j;
-    const std::uint32_t codes = four_codes<Config>(s, row, channel);
+    const std::uint32_t codes = four_codes<Config>(s_codes, row, channel);
     mask |= 3u << shift;
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] |= ((codes >> (8 * i)) & 3u) << shift;

@@ -1,11 +1,13 @@
 #include "plan.hpp"
 
+#include <algorithm>
 #include <string>
 
 namespace oscar::cuda {
 namespace {
 
 constexpr int kFewTokens = 16;       // up to these, a warp takes 2 rows instead of 8
+constexpr int kTensorHeadDim = 128;  // widest whose matrices fit shared memory
 constexpr int kMaxTokens = 1 << 24;  // of a batch
 constexpr int kMaxGrid = 65535;      // blocks along y and z
 
@@ -34,7 +36,7 @@ Status check_side(const StoreParams& params, const StoreShape& shape, const Stor
 
 }  // namespace
 
-Result<StorePlan> plan_store(const StoreShape& shape) {
+Result<StorePlan> plan_store(const StoreShape& shape, int num_sms) {
   if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256)
     return make_error(ErrorCode::kUnsupported, "store: head_dim is " + std::to_string(shape.head_dim) +
                                                    "; the CUDA kernels serve 64, 128 and 256; use the CPU library");
@@ -45,9 +47,20 @@ Result<StorePlan> plan_store(const StoreShape& shape) {
     return bad("num_kv_heads is " + std::to_string(shape.num_kv_heads) + "; use 1 to " + std::to_string(kMaxGrid / 2));
   if (shape.num_layers < 1 || shape.num_layers > kMaxGrid)
     return bad("num_layers is " + std::to_string(shape.num_layers) + "; use 1 to " + std::to_string(kMaxGrid));
+  if (num_sms < 1) return bad("num_sms is " + std::to_string(num_sms));
   StorePlan plan{};
-  plan.tile_tokens = shape.num_tokens <= kFewTokens ? 16 : kStorePageTokens;
-  plan.num_tiles = (shape.num_tokens + plan.tile_tokens - 1) / plan.tile_tokens;
+  plan.tensor_cores = !shape.exact && shape.head_dim <= kTensorHeadDim;
+  plan.tile_tokens = shape.num_tokens <= kFewTokens && !plan.tensor_cores ? 16 : kStorePageTokens;
+  // the tensor-core kernel's first tile may begin up to a page less one token before the batch
+  const int lead = plan.tensor_cores && shape.num_tokens > 0 ? plan.tile_tokens - 1 : 0;
+  plan.num_tiles = (shape.num_tokens + lead + plan.tile_tokens - 1) / plan.tile_tokens;
+  plan.blocks_a_head = plan.num_tiles;
+  if (plan.tensor_cores) {
+    const int blocks_per_sm = shape.quantizer == Quantizer::kFeedback ? 1 : 2;
+    const int tiles_at_once = 4 / blocks_per_sm;
+    const int wave = num_sms * blocks_per_sm / (2 * shape.num_kv_heads * shape.num_layers);
+    plan.blocks_a_head = std::min(std::max(wave, 1), (plan.num_tiles + tiles_at_once - 1) / tiles_at_once);
+  }
   return plan;
 }
 

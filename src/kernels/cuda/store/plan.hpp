@@ -15,14 +15,20 @@ struct StoreShape {
   int num_layers = 1;
   int num_kv_heads = 0, head_dim = 0;
   Quantizer quantizer = Quantizer::kFeedback;
+  // Codes equal the CPU's bit for bit. Otherwise matrix products use tensor cores: the metric error is within 1 % of
+  // the exact one's. head_dim 256 is always exact.
+  bool exact = false;
 };
 
 struct StorePlan {
-  int tile_tokens;  // tokens a block, 16 or 64
-  int num_tiles;    // of one head, side and layer
+  bool tensor_cores;
+  int tile_tokens;    // tokens of a tile, 16 or 64
+  int num_tiles;      // of one head, side and layer, at most
+  int blocks_a_head;  // thread blocks that share the tiles of one head, side and layer
 };
 
-Result<StorePlan> plan_store(const StoreShape& shape);
+// `num_sms`: multiprocessors of the device, of which the tensor-core blocks make one wave.
+Result<StorePlan> plan_store(const StoreShape& shape, int num_sms);
 
 // Errors of values that would read out of bounds or give a wrong answer. Layers in device memory are not looked at.
 Status check_store(const StoreParams& params, const StoreShape& shape);

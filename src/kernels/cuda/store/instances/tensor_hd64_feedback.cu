@@ -1,0 +1,3 @@
+#include "../tensor/launch.cuh"
+template cudaError_t oscar::cuda::launch_store_tensor<64, oscar::Quantizer::kFeedback>(const StoreParams&,
+                                                                                       const StorePlan&, cudaStream_t);

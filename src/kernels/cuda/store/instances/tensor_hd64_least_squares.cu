@@ -1,0 +1,4 @@
+#include "../tensor/launch.cuh"
+template cudaError_t oscar::cuda::launch_store_tensor<64, oscar::Quantizer::kLeastSquares>(const StoreParams&,
+                                                                                           const StorePlan&,
+                                                                                           cudaStream_t);
