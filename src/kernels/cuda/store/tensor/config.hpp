@@ -31,7 +31,7 @@ struct TensorStoreConfig {
   static constexpr int kCodeBytes = 16 * kHeadDim;    // of a page half
 
   struct DescentMatrix {
-    uint4 fragments[kFeedback ? kMatrixVectors : 1];  // float16, negated
+    uint4 fragments[kFeedback ? kMatrixVectors : 1];  // float16, times -1/3
     uint4 upper[kFeedback ? kUpperVectors : 1];
   };
   struct Shared {

@@ -4,7 +4,8 @@
 // routine is error feedback (change = code - wanted, W = T) and a sweep of coordinate descent (change = new - old code,
 // W = M_ij / M_jj off the diagonal).
 //
-// Everything is in units of codes, 0..3. Float16 moves a value by at most 2^-10, so it decides otherwise only within
+// Wanted values and changes are in units of codes, 0..3; sums are in thirds of that, so that a saturating operation
+// clamps them, and W carries the 1/3. Float16 moves a value by at most 2^-10, so it decides otherwise only within
 // that of a tie, where both codes are as good. A code is computed as 1536 + code in float16, whose low two bits it is;
 // a pair holds rows g and g + 8.
 
@@ -47,12 +48,6 @@ __device__ __forceinline__ __half2 level_pair(std::uint32_t code) {
   return __hsub2(__hsub2(code_pair(code), half2_of(kCodeBase)), __float2half2_rn(1.5f));
 }
 
-// 1536 + the nearest of 0, 1, 2, 3
-__device__ __forceinline__ __half2 nearest_code_pair(__half2 value) {
-  const __half2 third = __hfma2_sat(value, __float2half2_rn(1.0f / 3.0f), __float2half2_rn(0.0f));
-  return __hfma2(third, __float2half2_rn(3.0f), half2_of(kCodeBase));
-}
-
 // a[16 x 16]: this lane's four channels of both rows
 __device__ __forceinline__ void pack_operand(const __half2 (&value)[4], std::uint32_t (&a)[4]) {
   const std::uint32_t v0 = bits_of(value[0]), v1 = bits_of(value[1]), v2 = bits_of(value[2]), v3 = bits_of(value[3]);
@@ -75,14 +70,14 @@ __device__ __forceinline__ void multiply_column(const uint4* s_fragments, const 
   }
 }
 
-// value + change * W[a][column], `row` = row a of a 4 x 4 piece
-__device__ __forceinline__ __half2 moved(__half2 change, uint2 row, int column, __half2 value) {
+// W[a][column] twice, `row` = row a of a 4 x 4 piece
+__device__ __forceinline__ __half2 weight_of(uint2 row, int column) {
   const __half2 pair = half2_of(column < 2 ? row.x : row.y);
-  return __hfma2(change, column % 2 == 0 ? __low2half2(pair) : __high2half2(pair), value);
+  return column % 2 == 0 ? __low2half2(pair) : __high2half2(pair);
 }
 
-// One block: `value` is what each channel would like, without the moves inside the block; `from` is what a change is
-// measured from. kSweep: `from` is a code (1536 + code).
+// One block: `value` is a third of what each channel would like, without the moves inside the block; `from` is what a
+// change is measured from. kSweep: `from` is a code (1536 + code).
 template <typename Config, bool kSweep>
 __device__ __forceinline__ void settle_block(const uint4* s_upper, int block, __half2 (&value)[4],
                                              const __half2 (&from)[4], std::uint32_t (&code)[4], __half2 (&change)[4]) {
@@ -94,13 +89,17 @@ __device__ __forceinline__ void settle_block(const uint4* s_upper, int block, __
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     __half2 next[4] = {value[0], value[1], value[2], value[3]};
+    __half2 clamped = __hadd2_sat(value[0], __float2half2_rn(0.0f));
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const __half2 nearest = nearest_code_pair(next[c]);
+      const __half2 nearest = __hfma2(clamped, __float2half2_rn(3.0f), half2_of(kCodeBase));
       code[c] = bits_of(nearest);
       change[c] = __hsub2(kSweep ? nearest : __hsub2(nearest, half2_of(kCodeBase)), from[c]);
+      if (c == 3) break;
+      clamped = __hfma2_sat(change[c], weight_of(own[c], c + 1), next[c + 1]);
 #pragma unroll
-      for (int column = c + 1; column < 4; ++column) next[column] = moved(change[c], own[c], column, next[column]);
+      for (int column = c + 2; column < 4; ++column)
+        next[column] = __hfma2(change[c], weight_of(own[c], column), next[column]);
     }
     if (k == 3) break;
     const uint4 low = s_piece[8 * k], high = s_piece[8 * k + 1];
@@ -109,13 +108,15 @@ __device__ __forceinline__ void settle_block(const uint4* s_upper, int block, __
     for (int c = 0; c < 4; ++c) {
       const __half2 theirs = __shfl_sync(~0u, change[c], k, 4);
 #pragma unroll
-      for (int column = 0; column < 4; ++column) value[column] = moved(theirs, later[c], column, value[column]);
+      for (int column = 0; column < 4; ++column)
+        value[column] = __hfma2(theirs, weight_of(later[c], column), value[column]);
     }
   }
 }
 
-__device__ __forceinline__ __half2 acc_pair(const float (&acc)[2][4], int c) {
-  return __floats2half2_rn(acc[c / 2][c % 2], acc[c / 2][2 + c % 2]);
+// wanted / 3 + the block's sums
+__device__ __forceinline__ __half2 third_plus(__half2 wanted, const float (&acc)[2][4], int c) {
+  return __hfma2(wanted, __float2half2_rn(1.0f / 3.0f), __floats2half2_rn(acc[c / 2][c % 2], acc[c / 2][2 + c % 2]));
 }
 
 template <typename Config, int kBlock>
@@ -126,7 +127,7 @@ __device__ __forceinline__ void feedback_block(const typename Config::DescentMat
   __half2 value[4], moves[4];
   std::uint32_t code[4];
 #pragma unroll
-  for (int c = 0; c < 4; ++c) value[c] = kBlock == 0 ? wanted[0][c] : __hadd2(wanted[kBlock][c], acc_pair(acc, c));
+  for (int c = 0; c < 4; ++c) value[c] = third_plus(wanted[kBlock][c], acc, c);
   settle_block<Config, false>(s.upper, kBlock, value, wanted[kBlock], code, moves);
   pack_operand(moves, change[kBlock]);
   codes.set_block(kBlock, code);
@@ -155,7 +156,7 @@ __device__ __forceinline__ void sweep(const typename Config::DescentMatrix& s, c
     std::uint32_t code[4], packed[4];
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      value[c] = __hadd2(wanted[block][c], acc_pair(acc, c));
+      value[c] = third_plus(wanted[block][c], acc, c);
       from[c] = code_pair(codes.at(4 * block + c));
     }
     settle_block<Config, true>(s.upper, block, value, from, code, moves);

@@ -90,17 +90,13 @@ __device__ __forceinline__ void clip_thresholds(const Accumulators<Config>& y, f
     }
   }
   // the largest element that is not above `high`
+  const __half2 bound = half2_of(static_cast<std::uint32_t>(high[0]) | static_cast<std::uint32_t>(high[1]) << 16);
+  __half2 best = __float2half2_rn(0.0f);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float bound = __half2float(__ushort_as_half(static_cast<unsigned short>(high[r])));
-    float best = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      const float value = r == 0 ? __low2float(share[n]) : __high2float(share[n]);
-      if (value <= bound) best = fmaxf(best, value);
-    }
-    threshold[r] = over_quad(best, [](float a, float b) { return fmaxf(a, b); }) * largest[r];
-  }
+  for (int n = 0; n < kN; ++n) best = __hmax2(best, __hmul2(share[n], __hle2(share[n], bound)));
+  best = over_quad(best, [](__half2 a, __half2 b) { return __hmax2(a, b); });
+  threshold[0] = __low2float(best) * largest[0];
+  threshold[1] = __high2float(best) * largest[1];
 }
 
 template <typename Config>
@@ -212,7 +208,7 @@ __device__ __forceinline__ void fit_sums(const typename Config::Shared& s, const
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int block = 0; block < Config::kBlocks; ++block) {
-    float acc[2][4] = {};  // -(L M)_j / M_jj, less the diagonal's part
+    float acc[2][4] = {};  // -(L M)_j / (3 M_jj), less the diagonal's part
     multiply_column<Config, Config::kBlocks>(s.metric.fragments, levels, block, acc);
     const float4 d = *reinterpret_cast<const float4*>(s.diagonal + 16 * block + 4 * t);
     const float4 h = *reinterpret_cast<const float4*>(s.row_sum + 16 * block + 4 * t);
@@ -224,7 +220,7 @@ __device__ __forceinline__ void fit_sums(const typename Config::Shared& s, const
         const __half2 level_pair = half2_of(levels[block][r + c / 2 * 2]);  // channels c - c % 2, c - c % 2 + 1
         const float level = c % 2 == 0 ? __low2float(level_pair) : __high2float(level_pair);
         const float u = (r == 0 ? __low2float(wanted[block][c]) : __high2float(wanted[block][c])) - 1.5f;
-        const float metric_level = diagonal[c] * (level - acc[c / 2][2 * r + c % 2]);
+        const float metric_level = diagonal[c] * fmaf(-3.0f, acc[c / 2][2 * r + c % 2], level);
         sums[r].ones_level = fmaf(level, row_sum[c], sums[r].ones_level);
         sums[r].ones_u = fmaf(u, row_sum[c], sums[r].ones_u);
         sums[r].level_level = fmaf(level, metric_level, sums[r].level_level);

@@ -1,7 +1,7 @@
 #pragma once
 // The store with its matrix products on tensor cores: same pages, metric error within 1 % of the exact instance's.
 //
-// Grid: (shares of the tiles, KV head x side, layer). A block keeps the head's matrices in shared memory and takes
+// Grid: (shares of the tiles, side x KV head, layer). A block keeps the head's matrices in shared memory and takes
 // tiles of 64 tokens in turn, four warps a tile, 16 rows a warp, everything of a row in registers: its accumulators are
 // at once the operands of the next product and in the order of the page's words. Bytes as the exact kernel. Bound by
 // arithmetic at head_dim 128, 8 KV heads: 2 to 3 products for min/max and least squares and 5.5 to 6.5 for feedback,
@@ -68,57 +68,59 @@ __device__ __forceinline__ std::uint32_t word_of(const uint4& v, int k) {
   return k == 0 ? v.x : k == 1 ? v.y : k == 2 ? v.z : v.w;
 }
 
-// y += a B for the step's depth and all channels, `a` = words 2 half, 2 half + 1 of both rows' pieces
-template <typename Config>
-__device__ __forceinline__ void multiply_step(const uint4* s_step, const uint4 (&piece)[2], int half,
-                                              Accumulators<Config>& y) {
-  const std::uint32_t a0 = word_of(piece[0], 2 * half), a1 = word_of(piece[1], 2 * half);
-  const std::uint32_t a2 = word_of(piece[0], 2 * half + 1), a3 = word_of(piece[1], 2 * half + 1);
+// y += a B for the step's depth and all channels, `a` = words 2 half, 2 half + 1 of both rows' pieces; y += rest B too
+// when kRest.
+template <typename Config, bool kRest>
+__device__ __forceinline__ void multiply_step(const uint4* s_step, const uint4 (&piece)[2], const uint4 (&rest)[2],
+                                              int half, Accumulators<Config>& y) {
+  const auto operand = [half](const uint4(&from)[2], int i) { return word_of(from[i % 2], 2 * half + i / 2); };
 #pragma unroll
   for (int j = 0; j < Config::kBlocks; ++j) {
     const uint4 b = s_step[32 * j + threadIdx.x % 32];
-    mma_bf16_k16(y[j][0], a0, a1, a2, a3, b.x, b.y);
-    mma_bf16_k16(y[j][1], a0, a1, a2, a3, b.z, b.w);
+    mma_bf16_k16(y[j][0], operand(piece, 0), operand(piece, 1), operand(piece, 2), operand(piece, 3), b.x, b.y);
+    mma_bf16_k16(y[j][1], operand(piece, 0), operand(piece, 1), operand(piece, 2), operand(piece, 3), b.z, b.w);
+    if constexpr (kRest) {
+      mma_bf16_k16(y[j][0], operand(rest, 0), operand(rest, 1), operand(rest, 2), operand(rest, 3), b.x, b.y);
+      mma_bf16_k16(y[j][1], operand(rest, 0), operand(rest, 1), operand(rest, 2), operand(rest, 3), b.z, b.w);
+    }
   }
 }
 
-// y = (rows - means) A; window rows are copied on the way. Eight channels of each row at a time, read one ahead.
+// y = (rows - means) A; window rows are copied on the way. All of a row is read before the first product.
 template <typename Config>
 __device__ __forceinline__ void transform_rows(const StoreParams& p, const StoreSide& side, int head,
                                                const RowPair& rows, const typename Config::Shared& s,
                                                Accumulators<Config>& y) {
   constexpr int kPieces = Config::kHeadDim / 32;
   const int channel = threadIdx.x % 4 * 8;
-  uint4 next[2];
-  const auto fetch = [&](int i) {
+  uint4 high[kPieces][2];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      next[r] = make_uint4(0, 0, 0, 0);
+      high[i][r] = make_uint4(0, 0, 0, 0);
       if (rows.slot[r] >= 0 || rows.window_slot[r] >= 0)
-        next[r] = __ldg(reinterpret_cast<const uint4*>(rows.row[r] + 32 * i + channel));
+        high[i][r] = __ldg(reinterpret_cast<const uint4*>(rows.row[r] + 32 * i + channel));
     }
-  };
-  fetch(0);
-#pragma unroll 1
+#pragma unroll
   for (int i = 0; i < kPieces; ++i) {
-    uint4 high[2] = {next[0], next[1]}, low[2] = {};
-    if (i + 1 < kPieces) fetch(i + 1);
+    uint4 low[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (rows.window_slot[r] >= 0)
         *reinterpret_cast<uint4*>(side.window + rows.window_slot[r] * p.window_token_stride +
-                                  head * p.window_head_stride + 32 * i + channel) = high[r];
-      if (rows.slot[r] < 0) high[r] = make_uint4(0, 0, 0, 0);
-      if (rows.mean[r] != nullptr) subtract_mean(high[r], rows.mean[r] + 32 * i + channel, low[r]);
+                                  head * p.window_head_stride + 32 * i + channel) = high[i][r];
+      if (rows.slot[r] < 0) high[i][r] = make_uint4(0, 0, 0, 0);
+      if (rows.mean[r] != nullptr) subtract_mean(high[i][r], rows.mean[r] + 32 * i + channel, low[r]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = (2 * i + half) * Config::kBlocks * 32;
-      multiply_step<Config>(s.transform_high + at, high, half, y);
-      if constexpr (Config::kSplit) {
-        multiply_step<Config>(s.transform_low + at, high, half, y);
-        if (side.block_means != nullptr) multiply_step<Config>(s.transform_high + at, low, half, y);
-      }
+      if (Config::kSplit && side.block_means != nullptr)
+        multiply_step<Config, true>(s.transform_high + at, high[i], low, half, y);
+      else
+        multiply_step<Config, false>(s.transform_high + at, high[i], low, half, y);
+      if constexpr (Config::kSplit) multiply_step<Config, false>(s.transform_low + at, high[i], low, half, y);
     }
   }
 }
@@ -151,8 +153,9 @@ __global__ __launch_bounds__(Config::kNumThreads,
   extern __shared__ __align__(16) std::uint8_t dynamic[];
   auto& s = *reinterpret_cast<typename Config::Shared*>(dynamic);
   const int group = threadIdx.x / Config::kGroupThreads, thread = threadIdx.x % Config::kGroupThreads;
-  const int warp = thread / 32, lane = threadIdx.x % 32, head = blockIdx.y / 2;
-  const bool is_key = blockIdx.y % 2 == 0;
+  // all keys, then all values: of two blocks on an SM one is of each
+  const bool is_key = static_cast<int>(blockIdx.y) < p.num_kv_heads;
+  const int warp = thread / 32, lane = threadIdx.x % 32, head = blockIdx.y - (is_key ? 0 : p.num_kv_heads);
   const StoreLayer& layer = p.layers != nullptr ? p.layers[blockIdx.z] : p.layer;
   const StoreSide side = is_key ? layer.key : layer.value;
   if (side.rows == nullptr) return;

@@ -12,14 +12,6 @@
 
 namespace oscar::cuda {
 
-// c[16 x 8] += a[16 x 16] (float16) b[16 x 8] (float16)
-__device__ __forceinline__ void mma_f16_k16(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
-                                            std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 __device__ __forceinline__ std::uint32_t bits_of(__half2 pair) { return *reinterpret_cast<std::uint32_t*>(&pair); }
 __device__ __forceinline__ __half2 half2_of(std::uint32_t bits) { return *reinterpret_cast<__half2*>(&bits); }
 __device__ __forceinline__ std::uint32_t bits_of(__nv_bfloat162 pair) {
@@ -68,14 +60,15 @@ __device__ __forceinline__ void load_transform(const float* g_matrix, uint4* s_h
 
 __device__ __forceinline__ float to_half_range(float value) { return fminf(fmaxf(value, -65504.0f), 65504.0f); }
 
-// -W, or -W_ij scale_j without the diagonal when scales are given.
+// -W / 3, or -W_ij scale_j / 3 without the diagonal when scales are given.
 template <typename Config>
 __device__ __forceinline__ void load_descent(const float* g_matrix, const float* g_column_scale,
                                              typename Config::DescentMatrix& s) {
   constexpr int kD = Config::kHeadDim;
   const auto element = [&](float value, int row, int column) {
-    if (g_column_scale == nullptr) return to_half_range(-value);
-    return row == column ? 0.0f : to_half_range(-value * __ldg(g_column_scale + column));
+    const float third = value * (-1.0f / 3.0f);
+    if (g_column_scale == nullptr) return to_half_range(third);
+    return row == column ? 0.0f : to_half_range(third * __ldg(g_column_scale + column));
   };
   for_each_operand<Config>(g_matrix, block_channel, [&](int index, int row, int column, float4 first, float4 second) {
     const auto pair = [&](float a, float b, int i, int c) {
