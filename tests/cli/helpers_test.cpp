@@ -3,9 +3,13 @@
 #include <ggml.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include "environment.hpp"
 #include "eval_rows.hpp"
@@ -142,9 +146,14 @@ TEST(ProgressTest, ClocksReadAsPeopleWriteThem) {
 
 TEST(RowFileTest, FinishedRowsComeBackAndForeignFilesAreRefused) {
   const std::string path = ::testing::TempDir() + "rows_" + std::to_string(::getpid()) + ".json";
-  EvalRow row{.model = "m", .text = "prose", .method = "ours", .summary = {}};
+  EvalRow row;
+  row.model = "m";
+  row.text = "prose";
+  row.method = "ours";
   row.summary.kl = 0.125;
   row.summary.num_tokens = 255;
+  row.mode = "prefix";
+  row.positions = {{1536, 0.25, 64}, {1600, 0.5, 63}};
   {
     auto file = RowFile::open(path);
     ASSERT_TRUE(file);
@@ -157,11 +166,49 @@ TEST(RowFileTest, FinishedRowsComeBackAndForeignFilesAreRefused) {
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found->summary.kl, 0.125);
   EXPECT_EQ(found->summary.num_tokens, 255U);
+  EXPECT_EQ(row_json(*found), row_json(row));
   std::filesystem::resize_file(path, 20);
   const auto broken = RowFile::open(path);
   ASSERT_FALSE(broken);
   EXPECT_EQ(broken.error().code, ErrorCode::kBadInput);
   std::filesystem::remove(path);
+}
+
+TEST(RowFileTest, RowsOfAnOlderProgramAreMeasuredAgainAndThoseOfANewerOneRefused) {
+  const std::string path = ::testing::TempDir() + "old_rows_" + std::to_string(::getpid()) + ".json";
+  std::ofstream(path) << R"({"format": "oscar-eval-rows", "version": 1, "rows": {"key": {}}})";
+  const auto old = RowFile::open(path);
+  ASSERT_TRUE(old) << old.error().message;
+  EXPECT_EQ(old->find("key"), nullptr);
+  std::ofstream(path) << R"({"format": "oscar-eval-rows", "version": 99, "rows": {}})";
+  EXPECT_FALSE(RowFile::open(path));
+  std::filesystem::remove(path);
+}
+
+TEST(RowFileTest, CsvHasAHeadingAndQuotesText) {
+  EvalRow row;
+  row.model = "a \"b\", c";
+  row.text = "prose";
+  row.method = "ours";
+  row.mode = "full";
+  const std::string csv = rows_csv({row, row});
+  EXPECT_TRUE(csv.starts_with("model,text,method,mode,prefix,")) << csv;
+  EXPECT_NE(csv.find("\n\"a \"\"b\"\", c\",\"prose\",\"ours\",\"full\",0,"), std::string::npos) << csv;
+  EXPECT_EQ(std::ranges::count(csv, '\n'), 3);
+}
+
+TEST(MetricsTest, PositionsAreGroupedInOrder) {
+  TokenScores scores;
+  scores.position = {130, 64, 127, 1000};
+  scores.kl = {4, 1, 3, 7};
+  const auto buckets = by_position(scores, 64);
+  ASSERT_EQ(buckets.size(), 3U);
+  EXPECT_EQ(buckets[0].first, 64);
+  EXPECT_EQ(buckets[0].kl, 2);
+  EXPECT_EQ(buckets[0].num_tokens, 2U);
+  EXPECT_EQ(buckets[1].first, 128);
+  EXPECT_EQ(buckets[2].first, 960);
+  EXPECT_EQ(buckets[2].kl, 7);
 }
 
 }  // namespace

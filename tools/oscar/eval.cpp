@@ -32,7 +32,15 @@ struct EvalOptions {
 };
 
 constexpr std::string_view kExactMethod = "f16";
-constexpr std::int64_t kLongContext = 32768;  // at which bits are always told as well
+constexpr int kPositionBucket = 64;  // KL by position is told as means over so many positions
+
+// llama.cpp's own quantised caches: bits an element of their blocks of 32 (an fp16 scale each).
+struct StockCache {
+  CacheKind kind;
+  double bits;
+};
+const std::map<std::string, StockCache> kStockCaches = {{"q8_0", {CacheKind::kStockQ8_0, 8.5}},
+                                                        {"q4_0", {CacheKind::kStockQ4_0, 4.5}}};
 
 // Finds or fits the rotation of every method named.
 class MethodSource {
@@ -65,12 +73,15 @@ class MethodSource {
   }
 
   Result<EvalMethod> method(const std::string& name) const {
-    if (name == kExactMethod) return EvalMethod{name, nullptr};
+    if (name == kExactMethod) return EvalMethod{.name = name, .rotation = nullptr};
+    if (const auto stock = kStockCaches.find(name); stock != kStockCaches.end())
+      return EvalMethod{.name = name, .rotation = nullptr, .cache = stock->second.kind};
     const Method method = *parse_method(name);
-    if (const auto file = files_.find(method); file != files_.end()) return EvalMethod{name, file->second};
+    if (const auto file = files_.find(method); file != files_.end())
+      return EvalMethod{.name = name, .rotation = file->second};
     if (method == Method::kNaive || method == Method::kHadamard) {
       OSCAR_ASSIGN(auto set, fit_rotation(geometry_, method));
-      return EvalMethod{name, std::move(set)};
+      return EvalMethod{.name = name, .rotation = std::move(set)};
     }
     if (!statistics_) {
       return make_error(
@@ -83,7 +94,7 @@ class MethodSource {
     fit.method = method;
     fit.max_context = options_.max_context;
     OSCAR_ASSIGN(auto set, fit_rotation(*statistics_, fit));
-    return EvalMethod{name, std::move(set)};
+    return EvalMethod{.name = name, .rotation = std::move(set)};
   }
 
  private:
@@ -119,13 +130,25 @@ EvalRow finish_row(const EvalOptions& options, const ModelGeometry& geometry, co
   row.model = std::filesystem::path(options.model).stem().string();
   row.text = text.name;
   row.method = method.name;
+  const EvalSettings& s = options.settings;
+  row.mode = s.mode == EvalMode::kPrefix ? "prefix" : "full";
+  row.prefix = s.prefix;
+  row.sink = s.sink;
+  row.recent = s.recent;
   if (method.rotation != nullptr) {
-    const EvalSettings& s = options.settings;
+    const auto at = [&](std::int64_t context) {
+      return bits_at(geometry, *method.rotation, s.sink, s.recent, context);
+    };
     row.bits = page_bits(geometry, *method.rotation);
-    row.bits_at_length = bits_at(geometry, *method.rotation, s.sink, s.recent, s.prefix + s.score);
-    row.bits_at_32k = bits_at(geometry, *method.rotation, s.sink, s.recent, kLongContext);
+    row.bits_at_length = at(s.prefix + s.score);
+    row.bits_at_8k = at(8 << 10);
+    row.bits_at_32k = at(32 << 10);
+    row.bits_at_128k = at(128 << 10);
+  } else if (const auto stock = kStockCaches.find(method.name); stock != kStockCaches.end()) {
+    row.bits = row.bits_at_length = row.bits_at_8k = row.bits_at_32k = row.bits_at_128k = stock->second.bits;
   }
   row.summary = summarise(scores.scores);
+  row.positions = by_position(scores.scores, kPositionBucket);
   row.seconds = scores.seconds;
   return row;
 }
@@ -223,9 +246,10 @@ Verb add_eval(CLI::App& app, const Globals& globals) {
       ->type_name("TOKENS");
   verb->add_option("--method", options->methods,
                    "Methods, comma separated: f16 (our cache, all rows exact), naive, hadamard, published, "
-                   "published-per-head, ours-fast, ours")
+                   "published-per-head, ours-fast, ours; q8_0 and q4_0: llama.cpp's own caches")
       ->delimiter(',')
-      ->check(method_validator({"f16", "naive", "hadamard", "published", "published-per-head", "ours-fast", "ours"}))
+      ->check(method_validator(
+          {"f16", "q8_0", "q4_0", "naive", "hadamard", "published", "published-per-head", "ours-fast", "ours"}))
       ->type_name("METHOD");
   verb->add_option("--prefix", s.prefix, "Tokens before the scored ones")
       ->check(CLI::Range(1, kMostTokens))

@@ -11,16 +11,24 @@
 namespace oscar::tool {
 namespace {
 
-constexpr int kRowFileVersion = 1;
+constexpr int kRowFileVersion = 2;
+
+}  // namespace
 
 EvalRow row_of(const nlohmann::json& json) {
   EvalRow row;
   row.model = json.at("model").get<std::string>();
   row.text = json.at("text").get<std::string>();
   row.method = json.at("method").get<std::string>();
+  row.mode = json.at("mode").get<std::string>();
+  row.prefix = json.at("prefix").get<int>();
+  row.sink = json.at("sink").get<int>();
+  row.recent = json.at("recent").get<int>();
   row.bits = json.at("bits_per_element").get<double>();
   row.bits_at_length = json.at("bits_at_length").get<double>();
+  row.bits_at_8k = json.at("bits_at_8k").get<double>();
   row.bits_at_32k = json.at("bits_at_32k").get<double>();
+  row.bits_at_128k = json.at("bits_at_128k").get<double>();
   ScoreSummary& s = row.summary;
   s.kl = json.at("kl").get<double>();
   s.kl_error = json.at("kl_error").get<double>();
@@ -32,19 +40,30 @@ EvalRow row_of(const nlohmann::json& json) {
   s.ratio_error = json.at("ratio_error").get<double>();
   s.num_tokens = json.at("tokens").get<std::size_t>();
   row.seconds = json.at("seconds").get<double>();
+  for (const auto& position : json.at("positions")) {
+    row.positions.push_back(
+        {position.at("first").get<int>(), position.at("kl").get<double>(), position.at("tokens").get<std::size_t>()});
+  }
   return row;
 }
 
-}  // namespace
-
 nlohmann::ordered_json row_json(const EvalRow& row) {
   const ScoreSummary& s = row.summary;
+  auto positions = nlohmann::ordered_json::array();
+  for (const PositionScore& p : row.positions)
+    positions.push_back({{"first", p.first}, {"kl", p.kl}, {"tokens", p.num_tokens}});
   return {{"model", row.model},
           {"text", row.text},
           {"method", row.method},
+          {"mode", row.mode},
+          {"prefix", row.prefix},
+          {"sink", row.sink},
+          {"recent", row.recent},
           {"bits_per_element", row.bits},
           {"bits_at_length", row.bits_at_length},
+          {"bits_at_8k", row.bits_at_8k},
           {"bits_at_32k", row.bits_at_32k},
+          {"bits_at_128k", row.bits_at_128k},
           {"kl", s.kl},
           {"kl_error", s.kl_error},
           {"kl_p99", s.kl_p99},
@@ -54,7 +73,32 @@ nlohmann::ordered_json row_json(const EvalRow& row) {
           {"ratio", s.ratio},
           {"ratio_error", s.ratio_error},
           {"tokens", s.num_tokens},
-          {"seconds", row.seconds}};
+          {"seconds", row.seconds},
+          {"positions", positions}};
+}
+
+std::string rows_csv(const std::vector<EvalRow>& rows) {
+  const auto cell = [](const nlohmann::ordered_json& value) {
+    if (!value.is_string()) return value.dump();
+    std::string quoted(1, '"');
+    for (const char c : value.get<std::string>()) quoted.append(c == '"' ? 2 : 1, c);
+    quoted.push_back('"');
+    return quoted;
+  };
+  std::string csv;
+  for (const EvalRow& row : rows) {
+    const nlohmann::ordered_json json = row_json(row);
+    std::string names, values;
+    for (const auto& [name, value] : json.items()) {
+      if (value.is_array()) continue;
+      if (!names.empty()) names.push_back(','), values.push_back(',');
+      names += name;
+      values += cell(value);
+    }
+    if (csv.empty()) csv = names.append(1, '\n');
+    csv += values.append(1, '\n');
+  }
+  return csv;
 }
 
 std::string rows_table(const std::vector<EvalRow>& rows) {
@@ -84,9 +128,10 @@ Result<RowFile> RowFile::open(const std::string& path) {
                       path + ": is not a row file of oscar eval; choose another --cache-file or delete it");
   };
   if (!json.is_object() || json.value("format", "") != "oscar-eval-rows" || !json.contains("rows") ||
-      !json["rows"].is_object() || json.value("version", 0) != kRowFileVersion) {
+      !json["rows"].is_object() || json.value("version", 0) > kRowFileVersion) {
     return foreign();
   }
+  if (json.value("version", 0) < kRowFileVersion) return file;  // an older program's rows lack fields: measured again
   try {
     for (const auto& [key, row] : json["rows"].items()) file.rows_.emplace(key, row_of(row));
   } catch (const nlohmann::json::exception&) {

@@ -13,13 +13,20 @@ namespace oscar::tool {
 
 struct EvalRow {
   std::string model, text, method;
-  double bits = 16, bits_at_length = 16, bits_at_32k = 16;
+  std::string mode;  // "prefix" or "full"
+  int prefix = 0, sink = 0, recent = 0;
+  double bits = 16, bits_at_length = 16, bits_at_8k = 16, bits_at_32k = 16, bits_at_128k = 16;
   ScoreSummary summary;
+  std::vector<PositionScore> positions;
   double seconds = 0;
 };
 
 nlohmann::ordered_json row_json(const EvalRow& row);
+// A row as row_json wrote it. Throws nlohmann::json::exception when a field is missing or of another kind.
+EvalRow row_of(const nlohmann::json& json);
 std::string rows_table(const std::vector<EvalRow>& rows);
+// One line a row, the names of row_json in the first; without the positions.
+std::string rows_csv(const std::vector<EvalRow>& rows);
 
 // Rows by key; a key holds everything that decides a row (model, text, method, settings, rotation hash).
 class RowFile {

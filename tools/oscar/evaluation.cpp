@@ -17,7 +17,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 class WindowEvaluation {
  public:
   WindowEvaluation(const Model& model, const ModelGeometry& geometry, const std::vector<llama_token>& tokens,
-                   const EvalSettings& settings, const std::function<void(double)>& advance, std::size_t num_methods)
+                   const EvalSettings& settings, const std::function<void(double)>& advance,
+                   const std::vector<EvalMethod>& methods)
       : model_(model),
         geometry_(geometry),
         tokens_(tokens),
@@ -26,9 +27,13 @@ class WindowEvaluation {
         vocab_(static_cast<std::size_t>(model.vocab_size())) {
     // Work in tokens: the baseline, then one prefix for all methods (prefix mode) or one each (full mode).
     const double whole = settings.prefix + settings.score;
-    const double methods = static_cast<double>(num_methods);
-    total_work_ =
-        whole + (settings.mode == EvalMode::kPrefix ? settings.prefix + methods * settings.score : methods * whole);
+    total_work_ = whole;
+    double shared = settings.mode == EvalMode::kPrefix ? settings.prefix : 0;
+    for (const EvalMethod& method : methods) {
+      const bool alone = settings.mode == EvalMode::kFull || method.cache != CacheKind::kOscar;
+      total_work_ += alone ? whole : shared + settings.score;
+      if (!alone) shared = 0;
+    }
   }
 
   // Log-probabilities of the scored positions with llama.cpp's own cache.
@@ -45,6 +50,18 @@ class WindowEvaluation {
     return {};
   }
 
+  // llama.cpp's own quantised caches.
+  Status run_stock(const EvalMethod& method, MethodScores& result) {
+    const auto start = Clock::now();
+    OSCAR_ASSIGN(const ContextPtr context,
+                 make_context(model_, method.cache, num_tokens(), ubatch(), settings_.num_threads));
+    OSCAR_TRY(decode_prefix(context.get()));
+    OSCAR_TRY(decode_scored(context.get()));
+    OSCAR_TRY(score(context.get(), result.scores));
+    result.seconds += seconds_since(start);
+    return {};
+  }
+
   // One exact prefix for all methods; each encodes it anew, scores, and is rolled back.
   Status run_prefix_mode(const std::vector<EvalMethod>& methods, std::vector<MethodScores>& results) {
     ggml::CacheConfig config = base_config();
@@ -58,6 +75,7 @@ class WindowEvaluation {
     cache->set_exact_all(true);
     OSCAR_TRY(decode_prefix(context.get()));
     for (std::size_t m = 0; m < methods.size(); ++m) {
+      if (methods[m].cache != CacheKind::kOscar) continue;
       const auto start = Clock::now();
       const bool exact = methods[m].rotation == nullptr;
       if (!exact) OSCAR_TRY(cache->encode_again(methods[m].rotation, settings_.prefix));
@@ -165,7 +183,8 @@ class WindowEvaluation {
       OSCAR_ASSIGN(const auto logits, logits_of(context, index));
       log_softmax(logits, log_p);
       const llama_token next = tokens_[static_cast<std::size_t>(settings_.prefix + index + 1)];
-      scores.add(std::span<const float>(baseline_).subspan(i * vocab_, vocab_), log_p, static_cast<std::size_t>(next));
+      scores.add(settings_.prefix + index, std::span<const float>(baseline_).subspan(i * vocab_, vocab_), log_p,
+                 static_cast<std::size_t>(next));
     }
     return {};
   }
@@ -192,14 +211,20 @@ Result<std::vector<MethodScores>> evaluate_window(const Model& model, const Mode
                                                   const std::vector<llama_token>& tokens,
                                                   const std::vector<EvalMethod>& methods, const EvalSettings& settings,
                                                   const std::function<void(double)>& advance) {
-  WindowEvaluation window(model, geometry, tokens, settings, advance, methods.size());
+  WindowEvaluation window(model, geometry, tokens, settings, advance, methods);
   std::vector<MethodScores> results(methods.size());
   OSCAR_TRY(window.run_baseline());
-  if (settings.mode == EvalMode::kPrefix) {
-    OSCAR_TRY(window.run_prefix_mode(methods, results));
-    return results;
+  bool ours = false;
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    if (methods[m].cache != CacheKind::kOscar) {
+      OSCAR_TRY(window.run_stock(methods[m], results[m]));
+    } else if (settings.mode == EvalMode::kFull) {
+      OSCAR_TRY(window.run_full_mode(methods[m], results[m]));
+    } else {
+      ours = true;
+    }
   }
-  for (std::size_t m = 0; m < methods.size(); ++m) OSCAR_TRY(window.run_full_mode(methods[m], results[m]));
+  if (ours) OSCAR_TRY(window.run_prefix_mode(methods, results));
   return results;
 }
 

@@ -26,10 +26,12 @@ struct EvalSettings {
   int num_threads = 1;
 };
 
-// A method under test: a rotation set, or none for "f16": our cache with every row kept exact, the noise floor.
+// A method under test: a rotation set, or none for "f16": our cache with every row kept exact, the noise floor. Or one
+// of llama.cpp's own caches, which quantises every row as it is written: the same in both modes.
 struct EvalMethod {
   std::string name;
   std::shared_ptr<const RotationSet> rotation;
+  CacheKind cache = CacheKind::kOscar;
 };
 
 struct MethodScores {

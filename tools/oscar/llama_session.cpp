@@ -115,6 +115,8 @@ Result<ContextPtr> make_context(const Model& model, CacheKind kind, int num_toke
   params.n_threads = num_threads;
   params.n_threads_batch = num_threads;
   params.offload_kqv = kind == CacheKind::kOscar;
+  if (kind == CacheKind::kStockQ8_0) params.type_k = params.type_v = GGML_TYPE_Q8_0;
+  if (kind == CacheKind::kStockQ4_0) params.type_k = params.type_v = GGML_TYPE_Q4_0;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.abort_callback = [](void*) { return interrupted(); };
   last_error().clear();

@@ -52,8 +52,10 @@ class Model {
 
 // Which cache a context gets.
 enum class CacheKind {
-  kStock,  // llama.cpp's own 16-bit cache
-  kOscar,  // that of the last oscar::ggml::configure
+  kStock,      // llama.cpp's own 16-bit cache
+  kStockQ8_0,  // llama.cpp's own 8-bit cache
+  kStockQ4_0,  // and 4-bit cache
+  kOscar,      // that of the last oscar::ggml::configure
 };
 
 // A context of one sequence. `max_batch`: tokens of the largest call of decode(), `ubatch`: of one pass through the

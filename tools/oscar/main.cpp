@@ -37,6 +37,7 @@ int run_program(int argc, char** argv) {
   const std::vector<Verb> verbs = {add_calibrate(app, globals),
                                    add_run(app, globals),
                                    add_eval(app, globals),
+                                   add_report(app),
                                    add_inspect(app),
                                    add_size(app),
                                    add_doctor(app),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 namespace oscar::tool {
@@ -51,7 +52,9 @@ std::size_t argmax(std::span<const float> values) {
   return static_cast<std::size_t>(std::ranges::max_element(values) - values.begin());
 }
 
-void TokenScores::add(std::span<const float> baseline_log_p, std::span<const float> log_p, std::size_t next_token) {
+void TokenScores::add(int at, std::span<const float> baseline_log_p, std::span<const float> log_p,
+                      std::size_t next_token) {
+  position.push_back(at);
   kl.push_back(kl_divergence(baseline_log_p, log_p));
   same_top.push_back(argmax(baseline_log_p) == argmax(log_p));
   nll.push_back(-static_cast<double>(log_p[next_token]));
@@ -59,6 +62,7 @@ void TokenScores::add(std::span<const float> baseline_log_p, std::span<const flo
 }
 
 void TokenScores::append(const TokenScores& other) {
+  position.insert(position.end(), other.position.begin(), other.position.end());
   kl.insert(kl.end(), other.kl.begin(), other.kl.end());
   same_top.insert(same_top.end(), other.same_top.begin(), other.same_top.end());
   nll.insert(nll.end(), other.nll.begin(), other.nll.end());
@@ -80,6 +84,23 @@ ScoreSummary summarise(const TokenScores& scores) {
   summary.ratio = std::exp(mean(differences));
   summary.ratio_error = standard_error(differences) * summary.ratio;
   return summary;
+}
+
+std::vector<PositionScore> by_position(const TokenScores& scores, int width) {
+  std::map<int, PositionScore> buckets;
+  for (std::size_t i = 0; i < scores.position.size(); ++i) {
+    const int first = scores.position[i] / width * width;
+    PositionScore& bucket = buckets[first];
+    bucket.first = first;
+    bucket.kl += scores.kl[i];
+    ++bucket.num_tokens;
+  }
+  std::vector<PositionScore> result;
+  for (auto& [first, bucket] : buckets) {
+    bucket.kl /= static_cast<double>(bucket.num_tokens);
+    result.push_back(bucket);
+  }
+  return result;
 }
 
 }  // namespace oscar::tool

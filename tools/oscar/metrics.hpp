@@ -17,10 +17,11 @@ std::size_t argmax(std::span<const float> values);
 
 // Per scored token.
 struct TokenScores {
+  std::vector<int> position;              // of the token whose successor is predicted
   std::vector<double> kl;                 // nats
   std::vector<bool> same_top;             // both put the same token first
   std::vector<double> nll, baseline_nll;  // -log p of the token that followed
-  void add(std::span<const float> baseline_log_p, std::span<const float> log_p, std::size_t next_token);
+  void add(int at, std::span<const float> baseline_log_p, std::span<const float> log_p, std::size_t next_token);
   void append(const TokenScores& other);
 };
 
@@ -33,5 +34,13 @@ struct ScoreSummary {
 };
 // `scores` has at least one token.
 ScoreSummary summarise(const TokenScores& scores);
+
+// Mean KL of the tokens at positions [first, first + width of the call), in the order of the positions.
+struct PositionScore {
+  int first = 0;
+  double kl = 0;
+  std::size_t num_tokens = 0;
+};
+std::vector<PositionScore> by_position(const TokenScores& scores, int width);
 
 }  // namespace oscar::tool

@@ -1,0 +1,195 @@
+#include "charts.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <vector>
+
+namespace oscar::tool {
+namespace {
+
+constexpr double kWidth = 440, kHeight = 330, kLeft = 58, kRight = 18, kTop = 40, kBottom = 46;
+constexpr double kLeastKl = 1e-5;    // zero has no place on a log scale
+constexpr double kLabelHeight = 14;  // a line of text, so that labels do not cover each other
+
+std::string colour_of(const std::string& method) {
+  static const std::map<std::string, std::string> kColours = {
+      {"f16", "#3f7f3a"},       {"q8_0", "#5b8c2a"},     {"q4_0", "#b8860b"},
+      {"naive", "#777777"},     {"hadamard", "#9467a8"}, {"published", "#d1423f"},
+      {"ours-fast", "#2f9c95"}, {"ours", "#1f5fa8"},     {"published-per-head", "#e0803f"}};
+  const auto found = kColours.find(method);
+  return found != kColours.end() ? found->second : "#333333";
+}
+
+// Linear or logarithmic map from values to the page.
+class Axis {
+ public:
+  Axis(double low, double high, double from, double to, bool log) : log_(log), low_(at(low)), from_(from), to_(to) {
+    scale_ = (to - from) / (at(high) - low_);
+  }
+  double operator()(double value) const { return from_ + (at(value) - low_) * scale_; }
+
+ private:
+  double at(double value) const { return log_ ? std::log10(value) : value; }
+  bool log_;
+  double low_, from_, to_, scale_ = 1;
+};
+
+// Whole decades around the values.
+std::pair<double, double> decades(const std::vector<double>& values) {
+  const auto [low, high] = std::ranges::minmax(values);
+  const double bottom = std::floor(std::log10(low)), top = std::ceil(std::log10(high));
+  return {std::pow(10, bottom), std::pow(10, std::max(top, bottom + 1))};
+}
+
+std::string text_at(double x, double y, std::string_view anchor, std::string_view colour, std::string_view text) {
+  return fmt::format(
+      "<text x='{:.1f}' y='{:.1f}' text-anchor='{}' fill='{}' stroke='white' stroke-width='3' "
+      "paint-order='stroke'>{}</text>\n",
+      x, y, anchor, colour, escape_markup(text));
+}
+
+// Frame of every chart: title, decades of KL with their lines, and the label of the x axis.
+std::string frame(const std::string& title, const std::string& x_label, std::pair<double, double> range,
+                  const Axis& y) {
+  std::string svg = fmt::format(
+      "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {} {}' font-family='system-ui, sans-serif' font-size='12' "
+      "role='img' aria-label='{}'>\n<rect width='{}' height='{}' fill='white'/>\n",
+      kWidth, kHeight, escape_markup(title), kWidth, kHeight);
+  svg += fmt::format("<text x='{}' y='20' font-weight='600' fill='#222'>{}</text>\n", kLeft, escape_markup(title));
+  for (double decade = range.first; decade <= range.second * 1.001; decade *= 10) {
+    svg += fmt::format("<line x1='{0}' x2='{1}' y1='{2:.1f}' y2='{2:.1f}' stroke='#e3e3e3'/>\n", kLeft, kWidth - kRight,
+                       y(decade));
+    svg += text_at(kLeft - 6, y(decade) + 4, "end", "#555", fmt::format("{:g}", decade));
+  }
+  svg += text_at((kLeft + kWidth - kRight) / 2, kHeight - 8, "middle", "#555", x_label);
+  svg += fmt::format(
+      "<text transform='translate(13 {:.1f}) rotate(-90)' text-anchor='middle' fill='#555'>KL, nats a token</text>\n",
+      (kTop + kHeight - kBottom) / 2);
+  return svg;
+}
+
+// Heights of labels beside points at `wanted`, moved down as little as keeps them apart.
+std::vector<double> spread_labels(const std::vector<double>& wanted) {
+  std::vector<std::size_t> order(wanted.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::ranges::sort(order, {}, [&](std::size_t i) { return wanted[i]; });
+  std::vector<double> result(wanted.size());
+  double last = -kLabelHeight;
+  for (const std::size_t i : order) result[i] = last = std::max(wanted[i], last + kLabelHeight);
+  // Those that ran out of the frame go up again, in the other order.
+  double next = kHeight - kBottom + kLabelHeight;
+  for (std::size_t i = order.size(); i-- > 0;) {
+    double& y = result[order[i]];
+    next = y = std::min(y, next - kLabelHeight);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string escape_markup(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '&') {
+      result += "&amp;";
+    } else if (c == '<') {
+      result += "&lt;";
+    } else if (c == '>') {
+      result += "&gt;";
+    } else if (c == '"') {
+      result += "&quot;";
+    } else if (c == '\'') {
+      result += "&#39;";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string accuracy_chart(std::span<const EvalRow> rows, const std::string& title) {
+  std::vector<double> kls;
+  double most_bits = 3;
+  for (const EvalRow& row : rows) {
+    kls.push_back(std::max(row.summary.kl, kLeastKl));
+    if (row.method != "f16") most_bits = std::max(most_bits, row.bits);
+  }
+  const auto range = decades(kls);
+  const Axis y(range.first, range.second, kHeight - kBottom, kTop, true);
+  // From 2 bits up; wide ranges (q8_0 at 8.5 bits beside 2.25) need a log scale to keep the low end apart.
+  const double low = 1.9, high = most_bits * 1.06;
+  const Axis x(low, high, kLeft, kWidth - kRight, true);
+  std::string svg = frame(title, "bits an element (codes and parameters)", range, y);
+  for (const double tick : {2.0, 2.25, 2.5, 3.0, 4.0, 6.0, 8.0}) {
+    if (tick > high) break;
+    if (tick == 2.25 && high > 5) continue;
+    svg += text_at(x(tick), kHeight - kBottom + 16, "middle", "#555", fmt::format("{:g}", tick));
+  }
+  std::vector<const EvalRow*> points;
+  std::vector<double> label_y;
+  for (const EvalRow& row : rows) {
+    const double height = y(std::max(row.summary.kl, kLeastKl));
+    if (row.method == "f16") {
+      svg += fmt::format("<line x1='{0}' x2='{1}' y1='{2:.1f}' y2='{2:.1f}' stroke='{3}' stroke-dasharray='5 4'/>\n",
+                         kLeft, kWidth - kRight, height, colour_of("f16"));
+      svg += text_at(kLeft + 4, height + 14, "start", colour_of("f16"), "16 bits: noise floor");
+      continue;
+    }
+    points.push_back(&row);
+    label_y.push_back(height + 4);
+  }
+  label_y = spread_labels(label_y);
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const ScoreSummary& s = points[i]->summary;
+    const double at = x(points[i]->bits), kl = std::max(s.kl, kLeastKl);
+    const std::string colour = colour_of(points[i]->method);
+    svg += fmt::format("<line x1='{0:.1f}' x2='{0:.1f}' y1='{1:.1f}' y2='{2:.1f}' stroke='{3}' stroke-width='2'/>\n",
+                       at, y(kl + s.kl_error), y(std::max(kl - s.kl_error, range.first)), colour);
+    svg += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='5' fill='{}'/>\n", at, y(kl), colour);
+    const bool right = at > (kLeft + kWidth - kRight) / 2;
+    svg += text_at(at + (right ? -9 : 9), label_y[i], right ? "end" : "start", colour,
+                   fmt::format("{} {:.3g}, PPL x{:.3g}", points[i]->method, s.kl, s.ratio));
+  }
+  return svg + "</svg>\n";
+}
+
+std::string position_chart(std::span<const EvalRow> rows, const std::string& title) {
+  std::map<std::string, std::map<int, PositionScore>> lines;
+  std::vector<double> kls, positions;
+  for (const EvalRow& row : rows) {
+    for (const PositionScore& point : row.positions) {
+      lines[row.method].insert_or_assign(point.first, point);
+      kls.push_back(std::max(point.kl, kLeastKl));
+      positions.push_back(point.first);
+    }
+  }
+  if (kls.empty()) return {};
+  const auto range = decades(kls);
+  const auto [first, last] = std::ranges::minmax(positions);
+  const Axis y(range.first, range.second, kHeight - kBottom, kTop, true);
+  const Axis x(first, std::max(last, first + 1), kLeft + 8, kWidth - 110, false);
+  std::string svg = frame(title, "position in the text, tokens", range, y);
+  for (int i = 0; i <= 3; ++i) {
+    const double tick = first + (last - first) * i / 3;
+    svg += text_at(x(tick), kHeight - kBottom + 16, "middle", "#555", fmt::format("{:.0f}", tick));
+  }
+  std::vector<double> ends;
+  for (const auto& [method, line] : lines) ends.push_back(y(std::max(line.rbegin()->second.kl, kLeastKl)) + 4);
+  ends = spread_labels(ends);
+  std::size_t i = 0;
+  for (const auto& [method, line] : lines) {
+    std::string path;
+    for (const auto& [position, point] : line) {
+      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : " L", x(position), y(std::max(point.kl, kLeastKl)));
+    }
+    svg += fmt::format("<path d='{}' fill='none' stroke='{}' stroke-width='2'/>\n", path, colour_of(method));
+    svg += text_at(kWidth - 104, ends[i++], "start", colour_of(method), method);
+  }
+  return svg + "</svg>\n";
+}
+
+}  // namespace oscar::tool

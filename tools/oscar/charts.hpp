@@ -1,0 +1,22 @@
+#pragma once
+// Charts of evaluation rows as SVG text: self-contained, readable on paper and on a narrow screen.
+
+#include <span>
+#include <string>
+
+#include "eval_rows.hpp"
+
+namespace oscar::tool {
+
+// "<svg ...>...</svg>": KL (log scale, bars of one standard error) against bits an element, one point a row; rows of
+// method "f16" as the line of the noise floor. `rows`: of one model and text. `title` is drawn above.
+std::string accuracy_chart(std::span<const EvalRow> rows, const std::string& title);
+
+// KL (log scale) by position, one line a method. `rows`: of one model and text; several of a method (other prefixes)
+// join in one line.
+std::string position_chart(std::span<const EvalRow> rows, const std::string& title);
+
+// Text for HTML and SVG: & < > " escaped.
+std::string escape_markup(std::string_view text);
+
+}  // namespace oscar::tool
