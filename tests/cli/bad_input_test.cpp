@@ -117,12 +117,13 @@ TEST_F(BadInputTest, OutputsThatCannotBeWrittenAreNamedBeforeTheWork) {
   expect_failure(calibrate(folder_.string()), 3, "is a folder");
 }
 
+constexpr int kTokens = 512;  // of a made-up run
+
 // Statistics of random rows, enough to fit a small model's rotation.
 std::string random_statistics(const std::string& model, const std::string& file) {
   ModelStatistics statistics;
   statistics.geometry = read_gguf_geometry(model).value();
   const LayerGeometry& layer = statistics.geometry.layers[0];
-  constexpr int kTokens = 512;
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   const auto rows = [&](int heads) {
@@ -182,6 +183,21 @@ TEST_F(BadInputTest, StatisticsOfAnotherModelAreRefused) {
   const auto before = files();
   expect_failure(run_oscar({"calibrate", "-m", other, "--from-statistics", statistics, "-o", path("out.safetensors")}),
                  3, "another model");
+  EXPECT_EQ(files(), before);
+}
+
+TEST_F(BadInputTest, SeveralRunsAreAddedUpAndRunsOfDifferentModelsRefused) {
+  const std::string statistics = random_statistics(tiny(), path("statistics.safetensors"));
+  const ProgramRun run = run_oscar(
+      {"calibrate", "--from-statistics", statistics, statistics, "--format", "json", "-o", path("out.safetensors")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.out.find("\"tokens\": " + std::to_string(2 * kTokens)), std::string::npos) << run.out;
+
+  const std::string other = write("other.gguf", tiny_model("llama").build());
+  const std::string foreign = random_statistics(other, path("foreign.safetensors"));
+  const auto before = files();
+  expect_failure(run_oscar({"calibrate", "--from-statistics", statistics, foreign, "-o", path("bad.safetensors")}), 3,
+                 "cannot be added to");
   EXPECT_EQ(files(), before);
 }
 

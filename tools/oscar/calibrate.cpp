@@ -22,8 +22,8 @@ namespace oscar::tool {
 namespace {
 
 struct CalibrateOptions {
-  std::string model, output, method = "ours", statistics_out, statistics_in;
-  std::vector<std::string> texts;
+  std::string model, output, method = "ours", statistics_out;
+  std::vector<std::string> texts, statistics_in;
   int num_tokens = 12288, window = 1536, threads = 1;
   std::int64_t max_context = 0;
   bool per_layer = false;
@@ -83,15 +83,23 @@ Result<ModelStatistics> sample_texts(const CalibrateOptions& options, bool verbo
   return statistics;
 }
 
+// Several files are runs of one model on different texts, or on different machines: their sums are added.
 Result<ModelStatistics> read_statistics(const CalibrateOptions& options) {
-  OSCAR_ASSIGN(ModelStatistics statistics, load_statistics(options.statistics_in));
+  OSCAR_ASSIGN(ModelStatistics statistics, load_statistics(options.statistics_in.front()));
+  for (std::size_t i = 1; i < options.statistics_in.size(); ++i) {
+    OSCAR_ASSIGN(const ModelStatistics more, load_statistics(options.statistics_in[i]));
+    if (const Status merged = merge(statistics, more); !merged) {
+      return make_error(merged.error().code, fmt::format("{} cannot be added to {}: {}", options.statistics_in[i],
+                                                         options.statistics_in.front(), merged.error().message));
+    }
+  }
   if (options.model.empty()) return statistics;
   OSCAR_ASSIGN(const ModelGeometry geometry, read_gguf_geometry(options.model));
   if (geometry.fingerprint != statistics.geometry.fingerprint) {
-    return make_error(
-        ErrorCode::kMismatch,
-        fmt::format("{} was sampled from another model (fingerprint {}) than {} ({}); sample this model",
-                    options.statistics_in, statistics.geometry.fingerprint, options.model, geometry.fingerprint));
+    return make_error(ErrorCode::kMismatch,
+                      fmt::format("{} was sampled from another model (fingerprint {}) than {} ({}); sample this model",
+                                  options.statistics_in.front(), statistics.geometry.fingerprint, options.model,
+                                  geometry.fingerprint));
   }
   return statistics;
 }
@@ -184,8 +192,10 @@ Verb add_calibrate(CLI::App& app, const Globals& globals) {
       ->type_name("TOKENS");
   verb->add_option("--statistics", options->statistics_out, "Also write what was measured, to fit other methods from")
       ->type_name("FILE");
-  verb->add_option("--from-statistics", options->statistics_in, "Fit from such a file instead of running the model")
-      ->type_name("FILE");
+  verb->add_option("--from-statistics", options->statistics_in,
+                   "Fit from such files instead of running the model; several are added up")
+      ->type_name("FILE ...")
+      ->default_str("");
   verb->add_flag("--per-layer", options->per_layer, "Also print the predicted error of each layer");
   add_threads_option(*verb, options->threads);
   add_format_option(*verb, options->format);
