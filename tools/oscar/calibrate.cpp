@@ -16,6 +16,7 @@
 #include "outcome.hpp"
 #include "predicted_error.hpp"
 #include "progress.hpp"
+#include "prompts.hpp"
 #include "text.hpp"
 
 namespace oscar::tool {
@@ -61,9 +62,10 @@ Result<std::vector<std::vector<llama_token>>> cut_windows(const CalibrateOptions
 Result<ModelStatistics> sample_texts(const CalibrateOptions& options, bool verbose) {
   ModelStatistics statistics;
   OSCAR_ASSIGN(statistics.geometry, read_gguf_geometry(options.model));
-  OSCAR_ASSIGN(const std::vector<TextFile> texts, read_texts(options.texts));
+  OSCAR_ASSIGN(std::vector<TextFile> texts, read_texts(options.texts));
   start_llama(verbose);
   OSCAR_ASSIGN(const Model model, Model::load(options.model));
+  for (TextFile& text : texts) OSCAR_TRY(render_prompts(text, model));
   OSCAR_ASSIGN(const auto windows, cut_windows(options, model, texts));
   for (const auto& window : windows) statistics.num_tokens += static_cast<std::int64_t>(window.size());
   statistics.corpus_hash = hash_texts(texts);
@@ -173,7 +175,8 @@ Verb add_calibrate(CLI::App& app, const Globals& globals) {
   auto options = std::make_shared<CalibrateOptions>();
   CLI::App* verb = app.add_subcommand("calibrate", "Measure a model on text and write its rotation file");
   add_model_option(*verb, options->model);
-  verb->add_option("-f,--file", options->texts, "Text files, UTF-8; mix prose and code as the model will see them")
+  verb->add_option("-f,--file", options->texts,
+                   "Text files, UTF-8, or .jsonl of prompts; mix prose and code as the model will see them")
       ->type_name("TEXT")
       ->default_str("");
   verb->add_option("-o,--output", options->output, "Rotation file (default: beside the model, MODEL.oscar.safetensors)")

@@ -16,6 +16,7 @@
 #include "options.hpp"
 #include "outcome.hpp"
 #include "progress.hpp"
+#include "prompts.hpp"
 #include "text.hpp"
 
 namespace oscar::tool {
@@ -176,7 +177,7 @@ Result<std::vector<MethodScores>> evaluate_text(const EvalOptions& options, cons
 
 Result<int> run_eval(const EvalOptions& options, bool verbose) {
   OSCAR_ASSIGN(const ModelGeometry geometry, read_gguf_geometry(options.model));
-  OSCAR_ASSIGN(const std::vector<TextFile> texts, read_texts(options.texts));
+  OSCAR_ASSIGN(std::vector<TextFile> texts, read_texts(options.texts));
   OSCAR_ASSIGN(RowFile finished, RowFile::open(options.row_file));
   if (!options.row_file.empty()) OSCAR_TRY(check_writable(options.row_file));
   std::vector<EvalMethod> methods;
@@ -189,6 +190,7 @@ Result<int> run_eval(const EvalOptions& options, bool verbose) {
   }
   start_llama(verbose);
   OSCAR_ASSIGN(const Model model, Model::load(options.model));
+  for (TextFile& text : texts) OSCAR_TRY(render_prompts(text, model));
 
   std::vector<EvalRow> rows;
   for (const TextFile& text : texts) {
@@ -233,7 +235,10 @@ Verb add_eval(CLI::App& app, const Globals& globals) {
   EvalSettings& s = options->settings;
   CLI::App* verb = app.add_subcommand("eval", "Accuracy of cache methods on text, against a 16-bit cache");
   add_model_option(*verb, options->model)->required();
-  verb->add_option("-f,--file", options->texts, "Text files, UTF-8")->required()->type_name("TEXT")->default_str("");
+  verb->add_option("-f,--file", options->texts, "Text files, UTF-8, or .jsonl of prompts")
+      ->required()
+      ->type_name("TEXT")
+      ->default_str("");
   verb->add_option("-r,--rotation", options->rotations,
                    "Rotation files, one a method (default: the one beside the model)")
       ->type_name("FILE")

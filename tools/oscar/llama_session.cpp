@@ -59,7 +59,7 @@ Result<Model> Model::load(const std::string& path) {
   return model;
 }
 
-Result<std::vector<llama_token>> Model::tokenize(std::string_view text, bool special) const {
+Result<std::vector<llama_token>> Model::tokenize(std::string_view text, bool special, bool add_bos) const {
   if (text.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     return make_error(ErrorCode::kBadInput, "a text of more than 2 GiB cannot be tokenised at once");
   }
@@ -67,7 +67,7 @@ Result<std::vector<llama_token>> Model::tokenize(std::string_view text, bool spe
   std::vector<llama_token> tokens(text.size() + 8);
   const auto call = [&] {
     return llama_tokenize(vocab(), text.data(), length, tokens.data(), static_cast<std::int32_t>(tokens.size()),
-                          special, special);
+                          add_bos, special);
   };
   std::int32_t count = call();
   if (count < 0 && count != std::numeric_limits<std::int32_t>::min()) {
@@ -83,6 +83,7 @@ Result<std::vector<llama_token>> Model::tokenize(std::string_view text, bool spe
 Result<std::vector<llama_token>> Model::window(const TextFile& text, std::size_t start, int length,
                                                const std::string& what, const std::string& remedy) const {
   const std::string_view rest = std::string_view(text.content).substr(start);
+  const auto tokenize_part = [&](std::string_view part) { return tokenize(part, text.has_control_tokens, false); };
   const auto wanted = static_cast<std::size_t>(length);
   std::vector<llama_token> tokens;
   const bool bos = llama_vocab_get_add_bos(vocab()) && llama_vocab_bos(vocab()) != LLAMA_TOKEN_NULL;
@@ -92,7 +93,7 @@ Result<std::vector<llama_token>> Model::window(const TextFile& text, std::size_t
   for (std::size_t piece = wanted * kBytesPerToken;; piece *= 2) {
     std::size_t end = std::min(piece, rest.size());
     while (end < rest.size() && (static_cast<unsigned char>(rest[end]) & 0xC0) == 0x80) ++end;
-    OSCAR_ASSIGN(tokens, tokenize(rest.substr(0, end), false));
+    OSCAR_ASSIGN(tokens, tokenize_part(rest.substr(0, end)));
     if (bos) tokens.insert(tokens.begin(), llama_vocab_bos(vocab()));
     if (end == rest.size() || tokens.size() > wanted) break;
   }

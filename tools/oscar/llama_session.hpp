@@ -34,8 +34,8 @@ class Model {
   const llama_vocab* vocab() const { return llama_model_get_vocab(model_.get()); }
   int vocab_size() const { return llama_vocab_n_tokens(vocab()); }
 
-  // `special`: control tokens in the text are read as such, and the model's BOS is added where it wants one.
-  Result<std::vector<llama_token>> tokenize(std::string_view text, bool special) const;
+  // `special`: control tokens in the text are read as such. `add_bos`: the model's BOS comes first where it wants one.
+  Result<std::vector<llama_token>> tokenize(std::string_view text, bool special, bool add_bos) const;
 
   // The first `length` tokens of the text from byte `start` on; the model's BOS comes first where it wants one.
   // kBadInput when fewer follow: `what` names the window in the message, `remedy` what to change.

@@ -151,7 +151,7 @@ Result<int> run_run(const RunOptions& options, bool verbose) {
   start_llama(verbose);
   OSCAR_ASSIGN(const Model model, Model::load(options.model));
   OSCAR_ASSIGN(const std::string text, shape_prompt(options, model));
-  OSCAR_ASSIGN(const std::vector<llama_token> prompt, model.tokenize(text, true));
+  OSCAR_ASSIGN(const std::vector<llama_token> prompt, model.tokenize(text, true, true));
   if (prompt.empty()) return make_error(ErrorCode::kBadInput, "the prompt is empty; pass some text with -p");
   const int needed = static_cast<int>(prompt.size()) + options.num_predict;
   const int context_length = options.context > 0 ? options.context : needed;

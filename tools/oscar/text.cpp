@@ -43,7 +43,7 @@ Result<TextFile> read_text(const std::string& path) {
     return make_error(ErrorCode::kIo, path + ": is a folder; pass text files one by one");
   }
   std::ifstream in(path, std::ios::binary);
-  TextFile file{.path = path, .name = fs::path(path).stem().string(), .content = {}};
+  TextFile file{.path = path, .name = fs::path(path).stem().string(), .content = {}, .has_control_tokens = false};
   file.content.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
   if (!in) return make_error(ErrorCode::kIo, path + ": cannot be read; check its permissions");
   if (file.content.empty()) return make_error(ErrorCode::kBadInput, path + ": the text is empty");

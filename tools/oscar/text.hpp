@@ -11,8 +11,9 @@ namespace oscar::tool {
 
 struct TextFile {
   std::string path;
-  std::string name;     // file name without folder and extension
-  std::string content;  // UTF-8
+  std::string name;                 // file name without folder and extension
+  std::string content;              // UTF-8
+  bool has_control_tokens = false;  // control tokens in it are read as such
 };
 
 // Errors: kIo (missing, unreadable, a folder), kBadInput (empty, not UTF-8).
