@@ -22,9 +22,8 @@ class Params(C.Structure):
                    ("window_k", C.c_void_p), ("window_v", C.c_void_p), ("window_table", C.c_void_p)]
                 + [(n, C.c_int64) for n in "window_table_stride window_block_stride window_token_stride window_head_stride".split()]
                 + [("window_block", C.c_int32)]
-                + [(n, C.c_void_p) for n in "key_matrix value_matrix page_mean key_offset value_offset angles".split()]
-                + [("num_angle_blocks", C.c_int64), ("out", C.c_void_p),
-                   ("out_token_stride", C.c_int64), ("out_head_stride", C.c_int64), ("lse", C.c_void_p), ("workspace", C.c_void_p),
+                + [(n, C.c_void_p) for n in "key_matrix value_matrix page_mean key_offset value_offset page_angles out".split()]
+                + [("out_token_stride", C.c_int64), ("out_head_stride", C.c_int64), ("lse", C.c_void_p), ("workspace", C.c_void_p),
                    ("dependent", C.c_int32)])
 
 
@@ -41,6 +40,11 @@ class Library:
         n = C.c_size_t()
         self.check(self.lib.oscar_cuda_decode_workspace(C.byref(shape), C.byref(n)))
         return n.value
+
+    def page_angles(self, frequency, head_dim, rotary_dim, pages):
+        out = torch.empty(16 + -(-pages // 16), head_dim, dtype=torch.float32)
+        self.check(self.lib.oscar_cuda_page_angles(C.c_void_p(frequency.data_ptr()), head_dim, rotary_dim, pages, C.c_void_p(out.data_ptr())))
+        return out
 
     def decode(self, shape, params, stream):
         self.check(self.lib.oscar_cuda_decode(C.byref(shape), C.byref(params), C.c_void_p(stream)))
@@ -100,15 +104,15 @@ class Case:
         half = self.rot // 2
         freq = torch.zeros(D // 2, dtype=torch.float64, device=dev)
         freq[:half] = 1e6 ** (-torch.arange(half, device=dev).double() / half)
-        ang = torch.arange(max(pages, 1), device=dev).double()[:, None] * PAGE * freq
-        self.angles = torch.stack([ang.cos().T, ang.sin().T], -1).float().contiguous()
-        self.freq = freq
+        freq = freq.float()
+        self.freq = freq.double()
+        self.angles = lib.page_angles(freq.cpu(), D, self.rot, pages).to(dev)
         self.lens = torch.tensor(lengths, device=dev, dtype=torch.int32)
         self.out = torch.full_like(self.q, float("nan"))
         self.lse = torch.full((B, query_length, num_qo_heads), float("nan"), device=dev)
         self.shape = Shape(C.sizeof(Shape), B, query_length, num_qo_heads, Hk, D, pages, 0)
         self.ws = torch.empty(lib.workspace(self.shape), device=dev, dtype=torch.uint8)
-        self.ws.fill_(255)
+        self.ws.zero_()
         self.scale = D ** -0.5
         self.params = [self.make(l) for l in range(layers)]
 
@@ -118,7 +122,7 @@ class Case:
         return Params(C.sizeof(Params), self.sink, self.recent, self.sw, self.rot, self.scale, self.cap, ptr(self.lens), ptr(self.q),
                       self.Hq * D, D, ptr(self.pages[l]), ptr(self.table), self.table.stride(0), Hk * self.page_bytes, self.page_bytes,
                       ptr(self.wk[l]), ptr(self.wv[l]), ptr(self.wtable), self.wtable.stride(0), 16 * Hk * D, Hk * D, D, 16,
-                      ptr(self.km), ptr(self.vm), ptr(self.mu), ptr(self.ko), ptr(self.vo), ptr(self.angles), self.angles.shape[1], ptr(self.out),
+                      ptr(self.km), ptr(self.vm), ptr(self.mu), ptr(self.ko), ptr(self.vo), ptr(self.angles), ptr(self.out),
                       self.Hq * D, D, ptr(self.lse), ptr(self.ws), dependent)
 
     def run(self, i=0):

@@ -38,15 +38,19 @@ typedef struct {
   const int32_t* window_table;
   int64_t window_table_stride, window_block_stride, window_token_stride, window_head_stride;
   int32_t window_block;
-  const float *key_matrix, *value_matrix, *page_mean, *key_offset, *value_offset, *angles;
-  int64_t num_angle_blocks;
+  const float *key_matrix, *value_matrix, *page_mean, *key_offset, *value_offset;
+  const float* page_angles; /* see oscar_cuda_page_angles */
   void* out; /* bf16 */
   int64_t out_token_stride, out_head_stride;
   float* lse;
-  void* workspace;
-  int32_t dependent; /* 1: the first kernel may overlap the stream's preceding one */
+  void* workspace; /* zero before the first launch; every launch leaves it zero */
+  int32_t dependent; /* 1: may overlap the stream's preceding kernel, which then must not write pages, tables, seq_lens */
 } oscar_decode_params;
 
+/* page_angles of a model, in host memory: [16 + ceil(max_pages / 16), head_dim / 2, 2], cos and sin of pages 0..15, then
+ * of pages 0, 16, 32, ... inverse_frequency [rotary_dim / 2] as the model's RoPE uses it. */
+OSCAR_API int oscar_cuda_page_angles(const float* inverse_frequency, int32_t head_dim, int32_t rotary_dim,
+                                     int32_t max_pages, float* angles);
 OSCAR_API int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes);
 OSCAR_API int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* params, void* cuda_stream);
 

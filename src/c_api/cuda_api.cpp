@@ -41,6 +41,16 @@ extern "C" {
 const char* oscar_last_error(void) { return oscar::c_api::last_error.c_str(); }
 const char* oscar_version(void) { return OSCAR_VERSION_STRING; }
 
+int oscar_cuda_page_angles(const float* inverse_frequency, int32_t head_dim, int32_t rotary_dim, int32_t max_pages,
+                           float* angles) {
+  if (head_dim <= 0 || head_dim % 2 != 0 || rotary_dim < 0 || rotary_dim > head_dim || max_pages < 0)
+    return fail({oscar::ErrorCode::kInvalidArgument, "page angles: head_dim " + std::to_string(head_dim) +
+                                                         ", rotary_dim " + std::to_string(rotary_dim) + ", max_pages " +
+                                                         std::to_string(max_pages)});
+  oscar::cuda::fill_page_angles(inverse_frequency, head_dim, rotary_dim, max_pages, angles);
+  return 0;
+}
+
 int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes) {
   const auto plan = plan_of(*shape);
   if (!plan) return fail(plan.error());
@@ -84,16 +94,15 @@ int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params
   p.page_mean = c->page_mean;
   p.key_offset = reinterpret_cast<const oscar::cuda::OffsetScale*>(c->key_offset);
   p.value_offset = reinterpret_cast<const oscar::cuda::OffsetScale*>(c->value_offset);
-  p.angles = c->angles;
-  p.num_angle_blocks = c->num_angle_blocks;
+  p.page_angles = reinterpret_cast<const float2*>(c->page_angles);
   p.out = static_cast<__nv_bfloat16*>(c->out);
   p.out_token_stride = c->out_token_stride;
   p.out_head_stride = c->out_head_stride;
   p.lse = c->lse;
   p.workspace = c->workspace;
+  p.dependent = c->dependent != 0;
   if (const auto status = oscar::cuda::check_decode(p, shape_of(*shape)); !status) return fail(status.error());
-  const cudaError_t error =
-      oscar::cuda::decode(p, *plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream), c->dependent != 0);
+  const cudaError_t error = oscar::cuda::decode(p, *plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream));
   return error == cudaSuccess ? 0 : fail_cuda(error);
 }
 

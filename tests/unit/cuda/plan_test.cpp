@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <vector>
+
+#include "kernels/cuda/decode/geometry.hpp"
 #include "kernels/cuda/decode/items.hpp"
 
 namespace oscar::cuda {
@@ -23,7 +27,7 @@ TEST(DecodePlan, OneTileServesFourRowsTwoServeMore) {
 TEST(DecodePlan, SharedMemoryFitsABlockForEveryShape) {
   for (const int head_dim : {64, 128, 256})
     for (const int group : {1, 4, 8, 16})
-      for (const int requests : {1, 256, 4096}) {
+      for (const int requests : {1, 512, kMaxRequests}) {
         const auto plan = plan_decode({requests, 1, 2 * group, 2, head_dim, 64}, kSms);
         ASSERT_TRUE(plan);
         EXPECT_LE(plan->shared_bytes, kSharedLimit) << head_dim << " " << group << " " << requests;
@@ -75,6 +79,33 @@ TEST(RequestItems, CoverEveryKeyThatSomeRowReads) {
               }
             }
           }
+}
+
+// An engine's cache may hold more of a window item's 8 tokens than exist: the first and the last that do are in it.
+TEST(RequestItems, WindowItemsHoldAtLeastOneToken) {
+  for (const int length : {1, 7, 8, 9, 63, 64, 65, 320, 1000}) {
+    DecodeParams p{};
+    p.query_length = 1;
+    p.recent = 256;
+    p.sink = 64;
+    const RequestItems items = request_items(p, length);
+    for (int item = 0; item < items.num_window_items; ++item) {
+      EXPECT_EQ(items.window_token(item) % kWindowTokens, 0);
+      EXPECT_LT(items.window_token(item), length);
+    }
+  }
+}
+
+TEST(PageAngles, HoldPagesZeroTo15AndEverySixteenth) {
+  const float frequency[2] = {1.0f, 0.01f};
+  std::vector<float> angles(page_angle_floats(8, 40));
+  ASSERT_EQ(angles.size(), (16 + 3) * 8u);
+  fill_page_angles(frequency, 8, 4, 40, angles.data());
+  const auto at = [&](int row, int pair, int part) { return angles[(row * 4 + pair) * 2 + part]; };
+  EXPECT_FLOAT_EQ(at(5, 0, 0), static_cast<float>(std::cos(64.0 * 5)));
+  EXPECT_FLOAT_EQ(at(16 + 2, 1, 1), static_cast<float>(std::sin(0.01f * 64.0 * 32)));
+  EXPECT_EQ(at(7, 2, 0), 1.0f);  // channels that do not turn
+  EXPECT_EQ(at(7, 3, 1), 0.0f);
 }
 
 TEST(RequestItems, AnEmptySequenceHasNone) { EXPECT_EQ(request_items(DecodeParams{}, 0).total(), 0); }

@@ -18,6 +18,10 @@ struct RequestItems {
   int num_sink_items, recent_start, num_window_items;
   int length;
   OSCAR_HOST_DEVICE int total() const { return num_pages + num_window_items; }
+  // First token of a window item; sink items come first.
+  OSCAR_HOST_DEVICE int window_token(int item) const {
+    return item < num_sink_items ? item * kWindowTokens : recent_start + (item - num_sink_items) * kWindowTokens;
+  }
 };
 
 OSCAR_HOST_DEVICE inline RequestItems request_items(const DecodeParams& p, int length) {
@@ -45,5 +49,13 @@ OSCAR_HOST_DEVICE inline RequestItems request_items(const DecodeParams& p, int l
   r.num_window_items = r.num_sink_items + recent_items;
   return r;
 }
+
+// A row is one (request, KV head, group of query rows): its INT2 pages, then its window items, contiguous in the list.
+struct Row {
+  int request, head, group;
+  int begin, end;  // flat indices
+  RequestItems items;
+  OSCAR_HOST_DEVICE int history_end() const { return begin + items.num_pages; }
+};
 
 }  // namespace oscar::cuda

@@ -7,8 +7,7 @@
 
 namespace oscar::cuda {
 
-// Enqueues prepare, decode and combine on `stream`; allocates nothing, waits for nothing, capturable in a graph.
-cudaError_t decode(const DecodeParams& params, const DecodePlan& plan, int head_dim, cudaStream_t stream,
-                   bool dependent);
+// Enqueues one kernel on `stream`; allocates nothing, waits for nothing, capturable in a graph.
+cudaError_t decode(const DecodeParams& params, const DecodePlan& plan, int head_dim, cudaStream_t stream);
 
 }  // namespace oscar::cuda

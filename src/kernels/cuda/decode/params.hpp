@@ -5,6 +5,7 @@
 #include <cstdint>
 
 struct __nv_bfloat16;
+struct float2;
 
 namespace oscar::cuda {
 
@@ -51,26 +52,26 @@ struct DecodeParams {
   const float* page_mean;           // [num_kv_heads, head_dim] mu0
   const OffsetScale* key_offset;    // [num_kv_heads]
   const OffsetScale* value_offset;  // [num_kv_heads]
-  const float*
-      angles;  // [head_dim / 2, num_blocks, 2] cos and sin of inv_freq * 64 block; (1, 0) for channels that do not turn
-  std::int64_t num_angle_blocks;  // blocks of the table, at least block_table_stride
+  // [16 + ceil(max_pages / 16), head_dim / 2] (cos, sin) of inv_freq * 64 page for each channel pair, (1, 0) for pairs
+  // that do not turn: pages 0..15, then pages 0, 16, 32, ... fill_page_angles() writes it.
+  const float2* page_angles;
 
   __nv_bfloat16* out;  // strides as q's
   std::int64_t out_token_stride, out_head_stride;
   float* lse;  // [num_requests, query_length, num_qo_heads] natural log, or null
 
-  void* workspace;  // decode_workspace_bytes(), 256-byte aligned
+  void* workspace;  // plan.workspace_bytes, 256-byte aligned, zero before the first launch; a launch leaves it zero
+
+  bool dependent;  // the kernel may start before the stream's preceding one has finished (history is in place by then)
 };
 
 // How a launch is cut: chosen once a shape, on the host, without looking at lengths.
 struct DecodePlan {
-  int num_blocks;       // persistent thread blocks
-  int num_warps;        // a block
-  int column_tiles;     // of 4 query rows each
-  int units_per_block;  // (request, row group) pairs that a block of prepare and combine serves
-  int row_groups;       // query rows of a KV head / (4 column_tiles), rounded up
-  int max_pages;        // pages of the longest sequence that a launch may meet
-  std::size_t prepared_bytes, term_bytes, partial_bytes, workspace_bytes;
+  int num_blocks;               // persistent thread blocks
+  int num_warps;                // a block
+  int column_tiles;             // of 4 query rows each
+  int row_groups;               // query rows of a KV head / (4 column_tiles), rounded up
+  std::size_t workspace_bytes;  // a part a block
   std::size_t shared_bytes;
 };
 

@@ -1,39 +1,18 @@
 #include "plan.hpp"
 
-#include <algorithm>
+#include <cmath>
 #include <string>
 
+#include "geometry.hpp"
+
 namespace oscar::cuda {
-namespace {
-
-constexpr std::size_t kAlignment = 256;
-constexpr std::size_t align_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// These mirror DecodeConfig (config.hpp), which static_asserts that they agree where it is instantiated.
-std::size_t prepared_bytes(int head_dim, int column_tiles) {
-  const std::size_t rows = 4 * column_tiles, steps = head_dim / 32;
-  return column_tiles * steps * 2 * 32 * 4 + rows * 16;
-}
-std::size_t partial_bytes(int head_dim, int column_tiles) {
-  const std::size_t rows = 4 * column_tiles;
-  return rows * head_dim * 4 + rows * 8;
-}
-std::size_t shared_bytes(int head_dim, int column_tiles, int num_warps, int num_requests) {
-  const std::size_t rows = 4 * column_tiles, stage = 32 * head_dim + 256;
-  const std::size_t body = num_warps * 2 * stage + num_warps * rows * head_dim * 4 + num_warps * 64 * 20 +
-                           num_warps * rows * 8 + num_warps * 2 * 8;
-  return (body + 127) / 128 * 128 + sizeof(int) * (num_requests + 1);
-}
-
-}  // namespace
-
 Result<DecodePlan> plan_decode(const DecodeShape& shape, int num_sms) {
   const auto bad = [](const std::string& what) { return make_error(ErrorCode::kInvalidArgument, "decode: " + what); };
   if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256)
     return make_error(ErrorCode::kUnsupported, "decode: head_dim is " + std::to_string(shape.head_dim) +
                                                    "; the CUDA kernels serve 64, 128 and 256; use the CPU library");
-  if (shape.num_requests < 1 || shape.num_requests > 4096)
-    return bad("num_requests is " + std::to_string(shape.num_requests) + "; use 1 to 4096");
+  if (shape.num_requests < 1 || shape.num_requests > kMaxRequests)
+    return bad("num_requests is " + std::to_string(shape.num_requests) + "; use 1 to " + std::to_string(kMaxRequests));
   if (shape.query_length < 1 || shape.query_length > 8)
     return bad("query_length is " + std::to_string(shape.query_length) + "; use 1 to 8, or prefill");
   if (shape.num_kv_heads < 1 || shape.num_qo_heads % shape.num_kv_heads != 0)
@@ -46,18 +25,11 @@ Result<DecodePlan> plan_decode(const DecodeShape& shape, int num_sms) {
   DecodePlan plan{};
   plan.column_tiles = rows <= 4 ? 1 : 2;
   plan.row_groups = (rows + 4 * plan.column_tiles - 1) / (4 * plan.column_tiles);
-  plan.num_warps = shape.head_dim == 256 ? 8 : 12;
+  plan.num_warps = decode_warps(shape.head_dim, plan.column_tiles);
   plan.num_blocks = num_sms;
-  const std::size_t units = static_cast<std::size_t>(shape.num_requests) * shape.num_kv_heads * plan.row_groups;
-  // more units a block only where one each would not be resident at once
-  plan.units_per_block = static_cast<int>((units + 8 * num_sms - 1) / (8 * num_sms));
-  plan.prepared_bytes = align_up(units * prepared_bytes(shape.head_dim, plan.column_tiles));
-  plan.max_pages = shape.max_pages;
-  plan.term_bytes = align_up(units * shape.max_pages * 4 * plan.column_tiles * sizeof(float));
-  // a piece per segment (INT2 and window of each unit) and one more per block boundary
-  plan.partial_bytes = align_up((2 * units + plan.num_blocks) * partial_bytes(shape.head_dim, plan.column_tiles));
-  plan.workspace_bytes = plan.prepared_bytes + plan.term_bytes + plan.partial_bytes;
-  plan.shared_bytes = shared_bytes(shape.head_dim, plan.column_tiles, plan.num_warps, shape.num_requests);
+  plan.workspace_bytes = (plan.num_blocks * part_bytes(shape.head_dim, plan.column_tiles) + 255) / 256 * 256;
+  plan.shared_bytes =
+      decode_shared_bytes(shape.head_dim, plan.column_tiles) + sizeof(int) * (2 * shape.num_requests + 1);
   return plan;
 }
 
@@ -68,12 +40,32 @@ Status check_decode(const DecodeParams& params, const DecodeShape& shape) {
   if (params.sink < 0 || params.recent < params.query_length)
     return bad("sink " + std::to_string(params.sink) + ", recent " + std::to_string(params.recent) +
                ": sink must not be negative and recent at least query_length");
-  if (params.num_angle_blocks < shape.max_pages)
-    return bad("the angle table has " + std::to_string(params.num_angle_blocks) + " blocks, max_pages is " +
-               std::to_string(shape.max_pages));
   if (params.rotary_dim < 0 || params.rotary_dim > shape.head_dim || params.rotary_dim % 2 != 0)
     return bad("rotary_dim is " + std::to_string(params.rotary_dim) + "; it must be even and at most head_dim");
+  // every request at its longest: the flat list of items is indexed by int
+  const std::int64_t window_items = (params.sink + params.recent + params.query_length) / kWindowTokens + 4;
+  const std::int64_t query_rows = static_cast<std::int64_t>(shape.num_qo_heads) * shape.query_length;
+  const std::int64_t rows = shape.num_requests * (query_rows / 4 + shape.num_kv_heads);
+  if (rows * (shape.max_pages + window_items) >= std::int64_t{1} << 31)
+    return bad("num_requests " + std::to_string(shape.num_requests) + ", num_qo_heads " +
+               std::to_string(shape.num_qo_heads) + " and max_pages " + std::to_string(shape.max_pages) +
+               " make 2^31 work items or more; split the batch");
   return {};
+}
+
+std::size_t page_angle_floats(int head_dim, int max_pages) {
+  return (16 + (static_cast<std::size_t>(max_pages) + 15) / 16) * head_dim;
+}
+void fill_page_angles(const float* inverse_frequency, int head_dim, int rotary_dim, int max_pages, float* angles) {
+  for (int row = 0; row < 16 + (max_pages + 15) / 16; ++row) {
+    const int page = row < 16 ? row : 16 * (row - 16);
+    for (int pair = 0; pair < head_dim / 2; ++pair) {
+      const double angle =
+          pair < rotary_dim / 2 ? static_cast<double>(inverse_frequency[pair]) * kPageTokens * page : 0;
+      *angles++ = static_cast<float>(std::cos(angle));
+      *angles++ = static_cast<float>(std::sin(angle));
+    }
+  }
 }
 
 }  // namespace oscar::cuda

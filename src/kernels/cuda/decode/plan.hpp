@@ -22,4 +22,9 @@ Result<DecodePlan> plan_decode(const DecodeShape& shape, int num_sms);
 // made.
 Status check_decode(const DecodeParams& params, const DecodeShape& shape);
 
+// DecodeParams::page_angles for sequences of up to max_pages, in host memory [page_angle_floats]. inverse_frequency
+// [rotary_dim / 2]: as the engine's RoPE uses it, scaling included. Angles are evaluated in double.
+std::size_t page_angle_floats(int head_dim, int max_pages);
+void fill_page_angles(const float* inverse_frequency, int head_dim, int rotary_dim, int max_pages, float* angles);
+
 }  // namespace oscar::cuda

@@ -1,2 +1,2 @@
 #include "../launch.cuh"
-template cudaError_t oscar::cuda::launch_decode<256, 1>(const DecodeParams&, const DecodePlan&, cudaStream_t, bool);
+template cudaError_t oscar::cuda::launch_decode<256, 1>(const DecodeParams&, const DecodePlan&, cudaStream_t);
