@@ -94,8 +94,9 @@ class Epilogue {
     }
   }
 
-  // Called after every warp's stage(HistoryState) of the row; `product` has started to load the value matrix.
-  __device__ __forceinline__ void add_history(Product<Config>& product) {
+  // Called after every warp's stage(HistoryState) of the row.
+  __device__ __forceinline__ void add_history(const float* matrix) {
+    Product<Config> product;
     __syncthreads();
     float2 max_sum[kAThread];
     for_quads([&](int i, int row, int channel) {
@@ -106,6 +107,7 @@ class Epilogue {
       shared_.columns[channel + 2][row] = sum.acc.z;
       shared_.columns[channel + 3][row] = sum.acc.w;
     });
+    product.load(matrix);
     __syncthreads();
     product.multiply(shared_);
     __syncthreads();

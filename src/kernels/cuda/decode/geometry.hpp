@@ -11,9 +11,11 @@ inline constexpr std::size_t kRowBytes = 44;  // of a Row (items.hpp)
 inline constexpr int kMaxRequests = 1024;     // the prefix sums of a launch lie in shared memory
 
 // 12 warps with 2 pages each in flight where registers and shared memory allow: 100 KB in flight saturates the memory,
-// more only lengthens its queue.
+// more only lengthens its queue. Two column tiles need the registers of 8 warps, pages of 64 channels the parallelism
+// of 16.
 constexpr int decode_warps(int head_dim, int column_tiles) {
-  return head_dim == 256 ? (column_tiles == 1 ? 8 : 6) : head_dim == 128 && column_tiles == 1 ? 12 : 12;
+  const bool one = column_tiles == 1;
+  return head_dim == 256 ? (one ? 8 : 6) : head_dim == 128 ? (one ? 12 : 8) : (one ? 16 : 12);
 }
 // Pages whose page-mean terms are computed together, before the loop over them.
 constexpr int term_pages(int column_tiles) { return 512 / column_tiles; }

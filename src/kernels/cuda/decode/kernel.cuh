@@ -51,21 +51,19 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
   // Loads that the copies' queue would delay by microseconds go ahead of them: the matrix and the page angles, which
   // never change; the queries too, unless a kernel ahead may still be writing them.
   int begin = first, index = first + warp;
-  Product<Config> product;
   PageTerms<Config> terms;
   RowInputs<Config> inputs;
-  Loader<Config> loader(p, plan, requests, shared, index, end);
   const auto key_matrix = [&](const Row& at) { return p.key_matrix + static_cast<std::int64_t>(at.head) * kMatrix; };
   const auto page_at = [&](int at) { return row.items.first_page + at - row.begin; };
   const auto last_page = [&] { return row.items.first_page + row.items.num_pages - 1; };
   if (begin < end) {
     find(row, begin);
-    product.load(key_matrix(row));
     terms.load(p.page_angles, page_at(begin), last_page());
     inputs.load_constants(p, row.head);
     if (!p.dependent) inputs.load_queries(p, row);
-    load_fine_angles<Config>(p.page_angles, shared);
   }
+  FineAngles<Config> fine(p.page_angles);
+  Loader<Config> loader(p, plan, requests, shared, index, end);
   bool waited = false;
 #pragma unroll 1
   for (int filled = 0; filled < Config::kNumStages; ++filled) {
@@ -79,6 +77,7 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
   let_next_kernel_start();
   if (p.dependent && begin < end) inputs.load_queries(p, row);
 
+  fine.store(shared);
   for (int b = blockIdx.x; b < p.num_requests; b += gridDim.x)
     if (prefix[b] == prefix[b + 1]) write_empty<Config>(p, b);
 
@@ -105,6 +104,8 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
       prepare_coefficients<Config>(p, shared);
       __syncthreads();
       terms.compute(shared, page_at(begin), page_at(terms_end));
+      Product<Config> product;
+      product.load(key_matrix(row));
       product.multiply(shared);
       __syncthreads();
       prepare_digits<Config>(p, shared);
@@ -166,8 +167,7 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
       }
     }
     if (has_history) {
-      product.load(p.value_matrix + static_cast<std::int64_t>(row.head) * kMatrix);
-      epilogue.add_history(product);
+      epilogue.add_history(p.value_matrix + static_cast<std::int64_t>(row.head) * kMatrix);
     }
     if (has_window) epilogue.add_window(window);
 
@@ -182,7 +182,6 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
     if (lane == 0) row = next_row;
     __syncwarp();
     if (begin < end) {
-      product.load(key_matrix(row));
       terms.load(p.page_angles, page_at(begin), last_page());
     }
   }

@@ -29,17 +29,31 @@ struct SplitPair {
 
 // shared.fine: the A operands of pages 0..15, by the whole block, once. angles [16 + sixteens, head_dim / 2, 2].
 template <typename Config>
-__device__ __forceinline__ void load_fine_angles(const float2* angles, typename Config::Shared& shared) {
-  for (int k = threadIdx.x; k < 16 * Config::kPairs; k += Config::kNumThreads) {
-    const int page = k / Config::kPairs, pair = k % Config::kPairs;
-    const float2 angle = __ldg(angles + k);
-    const SplitPair split(angle.x, angle.y);
-    const int step = pair / 16 * 2 + pair % 4 / 2, lane = 4 * (page % 8) + pair % 16 / 4;
-    const int word = page / 8 + 2 * (pair % 2);
-    shared.fine[0][step][lane][word] = split.high;
-    shared.fine[1][step][lane][word] = split.low;
+class FineAngles {
+  static constexpr int kAThread = (16 * Config::kPairs + Config::kNumThreads - 1) / Config::kNumThreads;
+
+ public:
+  __device__ __forceinline__ explicit FineAngles(const float2* angles) {
+#pragma unroll
+    for (int i = 0; i < kAThread; ++i)
+      angle_[i] = __ldg(angles + min(static_cast<int>(threadIdx.x) + i * Config::kNumThreads, 16 * Config::kPairs - 1));
   }
-}
+  __device__ __forceinline__ void store(typename Config::Shared& shared) const {
+#pragma unroll
+    for (int i = 0; i < kAThread; ++i) {
+      const int k = threadIdx.x + i * Config::kNumThreads, page = k / Config::kPairs, pair = k % Config::kPairs;
+      if (page >= 16) break;
+      const SplitPair split(angle_[i].x, angle_[i].y);
+      const int step = pair / 16 * 2 + pair % 4 / 2, lane = 4 * (page % 8) + pair % 16 / 4;
+      const int word = page / 8 + 2 * (pair % 2);
+      shared.fine[0][step][lane][word] = split.high;
+      shared.fine[1][step][lane][word] = split.low;
+    }
+  }
+
+ private:
+  float2 angle_[kAThread];
+};
 
 // Terms of pages [first, end) into shared.terms, from page first / 16 * 16 on; the block's warps take sixteens in turn.
 template <typename Config>
@@ -75,7 +89,7 @@ class PageTerms {
       __syncwarp();
       load_sixteen(first / 16 + sixteen + Config::kNumWarps);
       float c[Config::kColumnTiles][4] = {};
-#pragma unroll 2
+#pragma unroll 4
       for (int m = 0; m < Config::kPairs / 16; ++m) {
         uint4 b[Config::kColumnTiles];
 #pragma unroll
