@@ -65,14 +65,16 @@ class Case:
         pages = max(1, max(-(-n // PAGE) for n in lengths))
         self.blocks = sum(max(1, -(-n // PAGE)) for n in lengths)
         rnd = lambda lo, hi, *s: torch.randint(lo, hi, s, device=dev, generator=g, dtype=torch.int32)
-        self.pages = torch.empty(layers, self.blocks, Hk, self.page_bytes, device=dev, dtype=torch.uint8)
+        # one more block, of 0xFF: free pages that a sequence's unused table entries name
+        self.pages = torch.empty(layers, self.blocks + 1, Hk, self.page_bytes, device=dev, dtype=torch.uint8)
         for l in range(layers):
             self.pages[l].copy_(torch.randint(0, 256, self.pages[l].shape, device=dev, generator=g, dtype=torch.uint8))
         p = self.pages.view(torch.int8)
         for half in (0, self.half):            # scales near 1, offsets anywhere
             s = p[..., half + 16 * D:half + 16 * D + PAGE]
             s.copy_((s.int() >> 3) - 4)
-        self.table = torch.zeros(B, pages, device=dev, dtype=torch.int32)
+        self.pages[:, self.blocks] = 255
+        self.table = torch.full((B, pages), self.blocks, device=dev, dtype=torch.int32)
         order, at = torch.randperm(self.blocks, device=dev, generator=g).int(), 0
         for b, n in enumerate(lengths):
             k = max(1, -(-n // PAGE))
