@@ -96,6 +96,59 @@ OSCAR_API int oscar_store_metric_tables(const float* metric, int32_t head_dim, f
                                         float* total);
 OSCAR_API int oscar_cuda_store(const oscar_store_shape* shape, const oscar_store_params* params, void* cuda_stream);
 
+/* ---- CUDA: prefill over the INT2 history (see src/kernels/cuda/prefill/params.hpp for shapes and units) ---- */
+typedef struct {
+  size_t struct_size;
+  int32_t num_requests, num_tokens; /* query tokens of all requests; both are what the launch has, at least 1 request */
+  int32_t num_qo_heads, num_kv_heads, head_dim;
+  int32_t max_pages; /* of 64 tokens, of the longest history */
+  int32_t sink, recent;
+} oscar_prefill_shape;
+
+typedef struct {
+  size_t struct_size;
+  int32_t sliding_window; /* tokens, 0: none */
+  float scale, soft_cap;  /* soft_cap 0: none */
+  /* [num_requests + 1] first query token of each request; [num_requests] keys before its chunk, which are attended */
+  const int32_t *query_start, *history_lens;
+  const void* q; /* bf16 */
+  int64_t q_token_stride, q_head_stride;
+  const uint8_t* pages;
+  const int32_t* block_table;
+  int64_t block_table_stride, page_stride_bytes, head_stride_bytes;
+  const void *window_k, *window_v; /* bf16 */
+  const int32_t* window_table;
+  int64_t window_table_stride, window_block_stride, window_token_stride, window_head_stride;
+  int32_t window_block;
+  /* [num_kv_heads, head_dim, head_dim] A_k^-T, A_k, A_v, A_v^-1 */
+  const float *key_matrix, *key_transform, *value_transform, *value_matrix;
+  const float* block_means; /* [num_blocks, num_kv_heads, head_dim] as the store's, or null */
+  int32_t num_blocks;
+  const float *key_offset, *value_offset; /* [num_kv_heads, 2] as decode's */
+  void* out;                              /* bf16 */
+  int64_t out_token_stride, out_head_stride;
+  float* lse;      /* [num_tokens, num_qo_heads] natural log */
+  void* workspace; /* 1024-byte aligned, any content */
+} oscar_prefill_params;
+
+/* Two results over disjoint keys by their log-sum-exp, into `out` and `lse`: this library's and any attention's over the
+ * chunk's own keys. */
+typedef struct {
+  size_t struct_size;
+  int32_t num_tokens, num_heads, head_dim;
+  void* out;  /* bf16 */
+  float* lse; /* [num_tokens, num_heads] natural log */
+  int64_t out_token_stride, out_head_stride;
+  const void* other;      /* bf16 */
+  const float* other_lse; /* natural log; FlashAttention gives [num_heads, num_tokens] */
+  int64_t other_token_stride, other_head_stride, other_lse_token_stride, other_lse_head_stride;
+} oscar_merge_params;
+
+OSCAR_API int oscar_cuda_prefill_workspace(const oscar_prefill_shape* shape, size_t* bytes);
+OSCAR_API int oscar_cuda_prefill(const oscar_prefill_shape* shape, const oscar_prefill_params* params,
+                                 void* cuda_stream);
+OSCAR_API int oscar_cuda_merge(const oscar_merge_params* params, void* cuda_stream);
+
 #ifdef __cplusplus
 }
 #endif
