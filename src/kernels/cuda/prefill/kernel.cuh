@@ -5,7 +5,7 @@
 // producer warpgroup expands pages into float16 tiles, two consumer warpgroups of 64 rows do the products (wgmma) and
 // the softmax. Keys carry their page's mean, so the position term costs an addition where a page is expanded. A page's
 // bytes are read once a block, from L2 when blocks of a head run together. Should be bound by tensor cores (4 head_dim
-// operations a row and key); the producer binds it at 57 % of them (docs/measurements/cuda_prefill.md).
+// operations a row and key); they are 57 % busy, held back by the producer (docs/measurements/cuda_prefill.md).
 
 #include "producer.cuh"
 
