@@ -35,6 +35,7 @@ def check(lib):
         ([2500, 900], 32, 8, 128, dict(sink=4, recent=64)),
         ([2500, 900], 32, 8, 128, dict(rotary_dim=64)),
         ([40000], 32, 8, 128, {}),
+        ([40000, 70000], 4, 1, 128, dict(num_sms=1)),          # one block: rows of more pages than its page terms hold at once
         ([777, 0, 0, 0], 32, 8, 128, {}),                      # padded rows of a graph
         ([1 + 7 * i % 700 for i in range(512)], 32, 8, 128, {}),
     ]

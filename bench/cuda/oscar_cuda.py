@@ -54,7 +54,7 @@ class Case:
     """Random cache and queries of one shape; `layers` copies of the pages so that L2 stays cold."""
 
     def __init__(self, lib, lengths, num_qo_heads, num_kv_heads, head_dim, query_length=1, sink=64, recent=256, sliding_window=0,
-                 soft_cap=0.0, layers=1, rotary_dim=None, seed=0):
+                 soft_cap=0.0, layers=1, rotary_dim=None, num_sms=0, seed=0):
         dev, g = "cuda", torch.Generator(device="cuda").manual_seed(seed)
         self.lib, self.D, self.Hq, self.Hk, self.layers = lib, head_dim, num_qo_heads, num_kv_heads, layers
         self.lengths, self.ql, self.sink, self.recent, self.sw, self.cap = lengths, query_length, sink, recent, sliding_window, soft_cap
@@ -112,7 +112,7 @@ class Case:
         self.lens = torch.tensor(lengths, device=dev, dtype=torch.int32)
         self.out = torch.full_like(self.q, float("nan"))
         self.lse = torch.full((B, query_length, num_qo_heads), float("nan"), device=dev)
-        self.shape = Shape(C.sizeof(Shape), B, query_length, num_qo_heads, Hk, D, pages, 0)
+        self.shape = Shape(C.sizeof(Shape), B, query_length, num_qo_heads, Hk, D, pages, num_sms)
         self.ws = torch.empty(lib.workspace(self.shape), device=dev, dtype=torch.uint8)
         self.ws.zero_()
         self.scale = D ** -0.5

@@ -40,15 +40,16 @@ typedef struct {
   int32_t window_block;
   const float *key_matrix, *value_matrix, *page_mean, *key_offset, *value_offset;
   const float* page_angles; /* see oscar_cuda_page_angles */
-  void* out; /* bf16 */
+  void* out;                /* bf16 */
   int64_t out_token_stride, out_head_stride;
   float* lse;
   void* workspace; /* zero before the first launch; every launch leaves it zero */
-  int32_t dependent; /* 1: may overlap the stream's preceding kernel, which then must not write pages, tables, seq_lens */
+  int32_t
+      dependent; /* 1: may overlap the stream's preceding kernel, which then must not write pages, tables, seq_lens */
 } oscar_decode_params;
 
-/* page_angles of a model, in host memory: [16 + ceil(max_pages / 16), head_dim / 2, 2], cos and sin of pages 0..15, then
- * of pages 0, 16, 32, ... inverse_frequency [rotary_dim / 2] as the model's RoPE uses it. */
+/* page_angles of a model, in host memory: [16 + ceil(max_pages / 16), head_dim / 2, 2], cos and sin of pages 0..15,
+ * then of pages 0, 16, 32, ... inverse_frequency [rotary_dim / 2] as the model's RoPE uses it. */
 OSCAR_API int oscar_cuda_page_angles(const float* inverse_frequency, int32_t head_dim, int32_t rotary_dim,
                                      int32_t max_pages, float* angles);
 OSCAR_API int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes);
@@ -61,8 +62,8 @@ typedef struct {
   size_t struct_size;
   int32_t num_tokens, num_layers, num_kv_heads, head_dim;
   int32_t quantizer; /* OSCAR_QUANTIZER_...: min/max writes float pairs, the others 8-bit parameters */
-  /* 0: fast. Matrix products on tensor cores; codes may differ from the CPU's near ties, the metric error by at most 1 %.
-   * 1: codes and parameters equal the CPU's bit for bit, 5 to 10 times slower. head_dim 256 is always exact. */
+  /* 0: fast. Matrix products on tensor cores; codes may differ from the CPU's near ties, the metric error by at most 1
+   * %. 1: codes and parameters equal the CPU's bit for bit, 5 to 10 times slower. head_dim 256 is always exact. */
   int32_t exact;
 } oscar_store_shape;
 

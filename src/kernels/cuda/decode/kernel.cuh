@@ -48,8 +48,8 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
     if (lane == 0) s_row = found;
     __syncwarp();
   };
-  // Loads that the copies' queue would delay by microseconds go ahead of them: the matrix and the page angles, which
-  // never change; the queries too, unless a kernel ahead may still be writing them.
+  // Loads that the copies' queue would delay by microseconds go ahead of them: page angles and constants, which never
+  // change; the queries too, unless a kernel ahead may still be writing them.
   int begin = first, index = first + warp;
   PageTerms<Config> terms;
   RowInputs<Config> inputs;
@@ -166,9 +166,7 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
         consumed();
       }
     }
-    if (has_history) {
-      epilogue.add_history(p.value_matrix + static_cast<std::int64_t>(row.head) * kMatrix);
-    }
+    if (has_history) epilogue.add_history(p.value_matrix + static_cast<std::int64_t>(row.head) * kMatrix);
     if (has_window) epilogue.add_window(window);
 
     if (begin == row.begin && row_end == row.end)
@@ -178,10 +176,10 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
     else
       epilogue.keep(row);
     begin = row_end;
-    __syncwarp();
-    if (lane == 0) row = next_row;
-    __syncwarp();
     if (begin < end) {
+      __syncwarp();
+      if (lane == 0) row = next_row;
+      __syncwarp();
       terms.load(p.page_angles, page_at(begin), last_page());
     }
   }
