@@ -44,8 +44,8 @@ typedef struct {
   int64_t out_token_stride, out_head_stride;
   float* lse;
   void* workspace; /* zero before the first launch; every launch leaves it zero */
-  int32_t
-      dependent; /* 1: may overlap the stream's preceding kernel, which then must not write pages, tables, seq_lens */
+  /* 1: may overlap the stream's preceding kernel, which then must not write pages, tables or seq_lens */
+  int32_t dependent;
 } oscar_decode_params;
 
 /* page_angles of a model, in host memory: [16 + ceil(max_pages / 16), head_dim / 2, 2], cos and sin of pages 0..15,
@@ -62,8 +62,8 @@ typedef struct {
   size_t struct_size;
   int32_t num_tokens, num_layers, num_kv_heads, head_dim;
   int32_t quantizer; /* OSCAR_QUANTIZER_...: min/max writes float pairs, the others 8-bit parameters */
-  /* 0: fast. Matrix products on tensor cores; codes may differ from the CPU's near ties, the metric error by at most 1
-   * %. 1: codes and parameters equal the CPU's bit for bit, 5 to 10 times slower. head_dim 256 is always exact. */
+  /* 0: fast. Matrix products on tensor cores; codes may differ from the CPU's near ties, their metric error by 1 %.
+   * 1: codes and parameters equal the CPU's bit for bit, 5 to 10 times slower. head_dim 256 is always exact. */
   int32_t exact;
 } oscar_store_shape;
 
@@ -132,8 +132,8 @@ typedef struct {
   void* workspace; /* 1024-byte aligned, any content */
 } oscar_prefill_params;
 
-/* Two results over disjoint keys by their log-sum-exp, into `out` and `lse`: this library's and any attention's over the
- * chunk's own keys. */
+/* Two results over disjoint keys by their log-sum-exp, into `out` and `lse`: this library's and any attention's over
+ * the chunk's own keys. */
 typedef struct {
   size_t struct_size;
   int32_t num_tokens, num_heads, head_dim;
