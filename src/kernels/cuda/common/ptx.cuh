@@ -11,7 +11,7 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// ---- mbarrier and bulk copies ----
+// ---- mbarrier and bulk copies (from Hopper on; copy.cuh has the copies of every architecture) ----
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -78,10 +78,16 @@ __device__ __forceinline__ void store_relaxed(void* to, float2 x) {
   asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x.x), "f"(x.y) : "memory");
 }
 
-// ---- programmatic dependent launch ----
-__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// ---- programmatic dependent launch (from Hopper on; before, kernels simply follow each other) ----
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // ---- tensor cores ----

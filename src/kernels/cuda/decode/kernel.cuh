@@ -30,8 +30,8 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
   if (warp == 0) scan_requests(p, plan, requests);
   if (lane == 0) {
     for (int stage = 0; stage < Config::kNumStages; ++stage)
-      mbarrier_init(shared_address(&shared.full[warp][stage]), 1);
-    fence_mbarrier_init();
+      copy_barrier_init(shared_address(&shared.full[warp][stage]));
+    copy_barrier_fence();
   }
   if (threadIdx.x == 0) shared.kept_row.end = 0;
   __syncthreads();
@@ -131,7 +131,7 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
           float page_term[Config::kColumnTiles];
 #pragma unroll
           for (int n = 0; n < Config::kColumnTiles; ++n) page_term[n] = term[4 * n] + fragments.term_base[n];
-          mbarrier_wait(shared_address(&shared.full[warp][stage]), parity);
+          copy_wait(shared_address(&shared.full[warp][stage]), parity);
           history_page<Config>(shared.ring[warp][stage], p.soft_cap, fragments, value_offset, token, page_term,
                                shared.token[warp], shared.middle[warp], lane, state);
           consumed();
@@ -160,7 +160,7 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
       }
       window.clear();
       while (index < row_end) {
-        mbarrier_wait(shared_address(&shared.full[warp][stage]), parity);
+        copy_wait(shared_address(&shared.full[warp][stage]), parity);
         window_item<Config>(shared.ring[warp][stage], p, window_query, lane,
                             row.items.window_token(index - row.history_end()), row.items.length, window);
         consumed();
@@ -176,10 +176,10 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
     else
       epilogue.keep(row);
     begin = row_end;
+    __syncwarp();
+    if (lane == 0) row = next_row;
+    __syncwarp();
     if (begin < end) {
-      __syncwarp();
-      if (lane == 0) row = next_row;
-      __syncwarp();
       terms.load(p.page_angles, page_at(begin), last_page());
     }
   }

@@ -3,6 +3,7 @@
 // the source of one of the next 32 items, and the 32 after them are on their way: under load a block-table entry takes
 // microseconds, longer than an item.
 
+#include "../common/copy.cuh"
 #include "config.hpp"
 #include "segments.cuh"
 
@@ -39,22 +40,19 @@ class Loader {
     const std::uint32_t low = __shfl_sync(~0u, now_.low, count_ % 32), high = __shfl_sync(~0u, now_.high, count_ % 32);
     const auto offset = static_cast<std::int64_t>(static_cast<std::uint64_t>(high & kOffsetMask) << 32 | low);
     if ((high & kWindow) == 0) {
-      if (threadIdx.x % 32 == 0) {
-        mbarrier_expect(barrier, Config::kPageBytes);
-        bulk_copy_once(destination, p_.pages + offset, Config::kPageBytes, barrier, policy_);
-      }
+      copy_by_warp(destination, p_.pages, offset, Config::kPageBytes, barrier, policy_);
     } else {
       const int lane = threadIdx.x % 32;
-      if (lane == 0) mbarrier_expect(barrier, 2 * kWindowTokens * 2 * Config::kHeadDim);
-      __syncwarp();
+      copy_begin(barrier, 2 * kWindowTokens * 2 * Config::kHeadDim);
       if (lane < 2 * kWindowTokens) {
         // rows past the end or before the window repeat a valid one: their weight is zero, their bytes must be finite
         const int token = min(max(lane % kWindowTokens, static_cast<int>(high >> kFirstShift & 7)),
                               static_cast<int>(high >> kLastShift & 7));
         const __nv_bfloat16* base = lane < kWindowTokens ? p_.window_k : p_.window_v;
-        bulk_copy_once(destination + lane * Config::kWindowRowBytes, base + offset + token * p_.window_token_stride,
-                       2 * Config::kHeadDim, barrier, policy_);
+        copy_piece(destination + lane * Config::kWindowRowBytes, base + offset + token * p_.window_token_stride,
+                   2 * Config::kHeadDim, barrier, policy_);
       }
+      copy_end(barrier);
     }
     index_ += Config::kNumWarps;
     if (++count_ % 32 == 0) {
