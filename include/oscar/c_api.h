@@ -1,8 +1,8 @@
 #ifndef OSCAR_C_API_H
 #define OSCAR_C_API_H
-/* C ABI. Plain structs whose first field is their size in bytes (a caller built against an older header passes a
- * smaller one), raw pointers, the caller's stream and workspace; nothing is allocated or synchronised. Functions return
- * 0, or an oscar::ErrorCode with the text in oscar_last_error() of the same thread. */
+/* C ABI. Plain structs whose first field is their size in bytes (another size, from another version of this header, is
+ * refused), raw pointers, the caller's stream and workspace; nothing is allocated or synchronised. Functions return 0,
+ * or an oscar::ErrorCode with the text in oscar_last_error() of the same thread. */
 
 #include <stddef.h>
 #include <stdint.h>
