@@ -1,31 +1,21 @@
-#include <cuda_runtime_api.h>
 #include <oscar/c_api.h>
 
 #include <string>
 
-#include "c_api/last_error.hpp"
+#include "c_api/cuda_status.hpp"
 #include "kernels/cuda/prefill/launch.hpp"
 #include "kernels/cuda/prefill/plan.hpp"
 
 namespace {
 
+using oscar::c_api::check_struct_size;
 using oscar::c_api::fail;
+using oscar::c_api::status_of;
 using oscar::cuda::OffsetScale;
 using oscar::cuda::PrefillShape;
 
-oscar::Error size_error(const char* what, std::size_t given, std::size_t own) {
-  return {oscar::ErrorCode::kInvalidArgument, std::string(what) + ": struct_size is " + std::to_string(given) +
-                                                  ", this library's struct has " + std::to_string(own) +
-                                                  "; set struct_size and build against this version's header"};
-}
-
 PrefillShape shape_of(const oscar_prefill_shape& s) {
   return {s.num_requests, s.num_tokens, s.num_qo_heads, s.num_kv_heads, s.head_dim, s.max_pages, s.sink, s.recent};
-}
-
-int result_of(cudaError_t error) {
-  if (error == cudaSuccess) return 0;
-  return fail({oscar::ErrorCode::kInternal, std::string("CUDA: ") + cudaGetErrorString(error)});
 }
 
 }  // namespace
@@ -33,7 +23,7 @@ int result_of(cudaError_t error) {
 extern "C" {
 
 int oscar_cuda_prefill_workspace(const oscar_prefill_shape* shape, size_t* bytes) {
-  if (shape->struct_size != sizeof *shape) return fail(size_error("prefill shape", shape->struct_size, sizeof *shape));
+  if (const auto status = check_struct_size(*shape, "oscar_prefill_shape"); !status) return fail(status.error());
   const auto plan = oscar::cuda::plan_prefill(shape_of(*shape));
   if (!plan) return fail(plan.error());
   *bytes = static_cast<size_t>(plan->workspace_bytes);
@@ -41,8 +31,8 @@ int oscar_cuda_prefill_workspace(const oscar_prefill_shape* shape, size_t* bytes
 }
 
 int oscar_cuda_prefill(const oscar_prefill_shape* shape, const oscar_prefill_params* c, void* cuda_stream) {
-  if (shape->struct_size != sizeof *shape) return fail(size_error("prefill shape", shape->struct_size, sizeof *shape));
-  if (c->struct_size != sizeof *c) return fail(size_error("prefill params", c->struct_size, sizeof *c));
+  if (const auto status = check_struct_size(*shape, "oscar_prefill_shape"); !status) return fail(status.error());
+  if (const auto status = check_struct_size(*c, "oscar_prefill_params"); !status) return fail(status.error());
   const PrefillShape bounds = shape_of(*shape);
   const auto plan = oscar::cuda::plan_prefill(bounds);
   if (!plan) return fail(plan.error());
@@ -88,11 +78,11 @@ int oscar_cuda_prefill(const oscar_prefill_shape* shape, const oscar_prefill_par
   p.lse = c->lse;
   p.workspace = c->workspace;
   if (const auto status = oscar::cuda::check_prefill(p, bounds); !status) return fail(status.error());
-  return result_of(oscar::cuda::prefill(p, *plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream)));
+  return status_of(oscar::cuda::prefill(p, *plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream)), "prefill");
 }
 
 int oscar_cuda_merge(const oscar_merge_params* c, void* cuda_stream) {
-  if (c->struct_size != sizeof *c) return fail(size_error("merge params", c->struct_size, sizeof *c));
+  if (const auto status = check_struct_size(*c, "oscar_merge_params"); !status) return fail(status.error());
   // a row's threads share a block of 256
   if (c->head_dim != 64 && c->head_dim != 128 && c->head_dim != 256)
     return fail({oscar::ErrorCode::kUnsupported,
@@ -111,7 +101,7 @@ int oscar_cuda_merge(const oscar_merge_params* c, void* cuda_stream) {
   p.other_head_stride = c->other_head_stride;
   p.other_lse_token_stride = c->other_lse_token_stride;
   p.other_lse_head_stride = c->other_lse_head_stride;
-  return result_of(oscar::cuda::merge(p, static_cast<cudaStream_t>(cuda_stream)));
+  return status_of(oscar::cuda::merge(p, static_cast<cudaStream_t>(cuda_stream)), "merge");
 }
 
 }  // extern "C"

@@ -1,4 +1,3 @@
-#include <cuda_runtime_api.h>
 #include <oscar/c_api.h>
 
 #include <algorithm>
@@ -6,7 +5,7 @@
 #include <string>
 #include <type_traits>
 
-#include "c_api/last_error.hpp"
+#include "c_api/cuda_status.hpp"
 #include "kernels/cuda/store/launch.hpp"
 
 namespace {
@@ -28,19 +27,13 @@ oscar::Status check_sizes(const oscar_store_shape& shape, const oscar_store_para
   const auto bad = [](const std::string& what) {
     return oscar::make_error(oscar::ErrorCode::kInvalidArgument, "store: " + what);
   };
-  if (shape.struct_size != sizeof shape || params.struct_size != sizeof params)
-    return bad("struct_size is " + std::to_string(shape.struct_size) + " and " + std::to_string(params.struct_size) +
-               ", this library's structs have " + std::to_string(sizeof shape) + " and " +
-               std::to_string(sizeof params) + "; set struct_size and build against this version's header");
+  OSCAR_TRY(oscar::c_api::check_struct_size(shape, "oscar_store_shape"));
+  OSCAR_TRY(oscar::c_api::check_struct_size(params, "oscar_store_params"));
   if (shape.quantizer < OSCAR_QUANTIZER_MIN_MAX || shape.quantizer > OSCAR_QUANTIZER_FEEDBACK)
     return bad("quantizer is " + std::to_string(shape.quantizer) + "; use OSCAR_QUANTIZER_..., 0 to 2");
   if (params.layer == nullptr && params.device_layers == nullptr)
     return bad("layer and device_layers are both null; give one of them");
   return {};
-}
-
-int fail_cuda(cudaError_t error) {
-  return fail({oscar::ErrorCode::kInternal, std::string("CUDA: ") + cudaGetErrorString(error)});
 }
 
 }  // namespace
@@ -64,12 +57,9 @@ int oscar_cuda_store(const oscar_store_shape* c_shape, const oscar_store_params*
                                       c_shape->head_dim,
                                       static_cast<oscar::Quantizer>(c_shape->quantizer),
                                       c_shape->exact != 0};
-  int device = 0, num_sms = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return fail_cuda(error);
-  if (const cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-      error != cudaSuccess)
-    return fail_cuda(error);
-  const auto plan = oscar::cuda::plan_store(shape, num_sms);
+  const auto num_sms = oscar::c_api::current_device_sms("store");
+  if (!num_sms) return fail(num_sms.error());
+  const auto plan = oscar::cuda::plan_store(shape, *num_sms);
   if (!plan) return fail(plan.error());
   oscar::cuda::StoreParams p{};
   p.num_tokens = shape.num_tokens;
@@ -90,8 +80,7 @@ int oscar_cuda_store(const oscar_store_shape* c_shape, const oscar_store_params*
   p.layers = reinterpret_cast<const StoreLayer*>(c->device_layers);
   if (p.layers == nullptr) std::memcpy(&p.layer, c->layer, sizeof p.layer);
   if (const auto status = oscar::cuda::check_store(p, shape); !status) return fail(status.error());
-  const cudaError_t error = oscar::cuda::store(p, shape, *plan, static_cast<cudaStream_t>(cuda_stream));
-  return error == cudaSuccess ? 0 : fail_cuda(error);
+  return oscar::c_api::status_of(oscar::cuda::store(p, shape, *plan, static_cast<cudaStream_t>(cuda_stream)), "store");
 }
 
 }  // extern "C"

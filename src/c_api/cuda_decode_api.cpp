@@ -1,11 +1,10 @@
-#include <cuda_runtime_api.h>
 #include <oscar/c_api.h>
 #include <oscar/version.hpp>
 
 #include <cstring>
 #include <string>
 
-#include "c_api/last_error.hpp"
+#include "c_api/cuda_status.hpp"
 #include "kernels/cuda/decode/launch.hpp"
 #include "kernels/cuda/decode/plan.hpp"
 
@@ -13,23 +12,15 @@ namespace {
 
 using oscar::c_api::fail;
 
-int fail_cuda(cudaError_t error) {
-  return fail({oscar::ErrorCode::kInternal, std::string("CUDA: ") + cudaGetErrorString(error)});
-}
-
 oscar::cuda::DecodeShape shape_of(const oscar_decode_shape& s) {
   return {s.num_requests, s.query_length, s.num_qo_heads, s.num_kv_heads, s.head_dim, s.max_pages};
 }
 
 oscar::Result<oscar::cuda::DecodePlan> plan_of(const oscar_decode_shape& shape) {
+  OSCAR_TRY(oscar::c_api::check_struct_size(shape, "oscar_decode_shape"));
   int num_sms = shape.num_sms;
   if (num_sms == 0) {
-    int device = 0;
-    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
-      return oscar::make_error(oscar::ErrorCode::kUnsupported, std::string("CUDA: ") + cudaGetErrorString(error));
-    if (const cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-        error != cudaSuccess)
-      return oscar::make_error(oscar::ErrorCode::kUnsupported, std::string("CUDA: ") + cudaGetErrorString(error));
+    OSCAR_ASSIGN(num_sms, oscar::c_api::current_device_sms("decode"));
   }
   return oscar::cuda::plan_decode(shape_of(shape), num_sms);
 }
@@ -61,6 +52,8 @@ int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes) 
 int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* c, void* cuda_stream) {
   const auto plan = plan_of(*shape);
   if (!plan) return fail(plan.error());
+  if (const auto status = oscar::c_api::check_struct_size(*c, "oscar_decode_params"); !status)
+    return fail(status.error());
   oscar::cuda::DecodeParams p{};
   p.num_requests = shape->num_requests;
   p.query_length = shape->query_length;
@@ -102,8 +95,10 @@ int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params
   p.workspace = c->workspace;
   p.dependent = c->dependent != 0;
   if (const auto status = oscar::cuda::check_decode(p, shape_of(*shape)); !status) return fail(status.error());
-  const cudaError_t error = oscar::cuda::decode(p, *plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream));
-  return error == cudaSuccess ? 0 : fail_cuda(error);
+  if (const auto status = oscar::c_api::check_shared_memory(plan->shared_bytes, "decode"); !status)
+    return fail(status.error());
+  return oscar::c_api::status_of(oscar::cuda::decode(p, *plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream)),
+                                 "decode");
 }
 
 }  // extern "C"
