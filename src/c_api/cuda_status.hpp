@@ -30,22 +30,24 @@ inline int status_of(cudaError_t error, const std::string& kernel) {
   return fail({ErrorCode::kInternal, kernel + ": CUDA: " + cudaGetErrorString(error)});
 }
 
-// Multiprocessors of the current device. Errors: kUnsupported (no device, or its shared memory is too small).
-inline Result<int> current_device_sms(const std::string& kernel) {
-  int device = 0, num_sms = 0;
+// Error kUnsupported when there is no device.
+inline Result<int> device_attribute(cudaDeviceAttr attribute, const std::string& kernel) {
+  int device = 0, value = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) return num_sms;
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, device);
+  if (error == cudaSuccess) return value;
   return make_error(ErrorCode::kUnsupported, kernel + ": no usable CUDA device: " + cudaGetErrorString(error));
 }
 
-// kUnsupported when a block of the current device cannot have `bytes` of shared memory.
+// Multiprocessors of the current device.
+inline Result<int> current_device_sms(const std::string& kernel) {
+  return device_attribute(cudaDevAttrMultiProcessorCount, kernel);
+}
+
+// kUnsupported when a block of the current device cannot have `bytes` of shared memory. Explains a launch that failed:
+// the runtime refuses such a launch itself, so one that works need not ask.
 inline Status check_shared_memory(std::size_t bytes, const std::string& kernel) {
-  int device = 0, most = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (error != cudaSuccess)
-    return make_error(ErrorCode::kUnsupported, kernel + ": no usable CUDA device: " + cudaGetErrorString(error));
+  OSCAR_ASSIGN(const int most, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, kernel));
   if (bytes <= static_cast<std::size_t>(most)) return {};
   return make_error(ErrorCode::kUnsupported, kernel + ": a block needs " + std::to_string(bytes) +
                                                  " bytes of shared memory, this device has " + std::to_string(most) +

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <map>
 #include <vector>
 
 namespace oscar::tool {
 namespace {
 
-constexpr double kWidth = 440, kHeight = 330, kLeft = 58, kRight = 18, kTop = 40, kBottom = 46;
+constexpr double kWidth = kChartWidth, kHeight = kChartHeight, kLeft = 58, kRight = 18, kTop = 40, kBottom = 46;
 constexpr double kLeastKl = 1e-5;    // zero has no place on a log scale
 constexpr double kLabelHeight = 14;  // a line of text, so that labels do not cover each other
 

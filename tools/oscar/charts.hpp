@@ -8,6 +8,8 @@
 
 namespace oscar::tool {
 
+inline constexpr int kChartWidth = 440, kChartHeight = 330;  // of every chart's view box
+
 // "<svg ...>...</svg>": KL (log scale, bars of one standard error) against bits an element, one point a row; rows of
 // method "f16" as the line of the noise floor. `rows`: of one model and text. `title` is drawn above.
 std::string accuracy_chart(std::span<const EvalRow> rows, const std::string& title);

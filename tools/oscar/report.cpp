@@ -126,11 +126,10 @@ std::string page(const ReportOptions& options, const std::vector<Group>& groups,
 
 // The charts of all groups side by side, for a README.
 std::string figure(const std::vector<Group>& groups) {
-  constexpr int kWidth = 440, kHeight = 330;
-  std::string svg =
-      fmt::format("<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {} {}'>\n", kWidth * groups.size(), kHeight);
+  std::string svg = fmt::format("<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {} {}'>\n",
+                                kChartWidth * groups.size(), kChartHeight);
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    svg += fmt::format("<svg x='{}' width='{}' height='{}'>\n{}</svg>\n", i * kWidth, kWidth, kHeight,
+    svg += fmt::format("<svg x='{}' width='{}' height='{}'>\n{}</svg>\n", i * kChartWidth, kChartWidth, kChartHeight,
                        accuracy_chart(groups[i].rows, groups[i].model + ", " + groups[i].text));
   }
   return svg + "</svg>\n";

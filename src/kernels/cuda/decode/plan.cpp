@@ -3,14 +3,13 @@
 #include <cmath>
 #include <string>
 
+#include "../common/shape_checks.hpp"
 #include "geometry.hpp"
 
 namespace oscar::cuda {
 Result<DecodePlan> plan_decode(const DecodeShape& shape, int num_sms) {
   const auto bad = [](const std::string& what) { return make_error(ErrorCode::kInvalidArgument, "decode: " + what); };
-  if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256)
-    return make_error(ErrorCode::kUnsupported, "decode: head_dim is " + std::to_string(shape.head_dim) +
-                                                   "; the CUDA kernels serve 64, 128 and 256; use the CPU library");
+  OSCAR_TRY(check_head_dim("decode", shape.head_dim));
   if (shape.num_requests < 1 || shape.num_requests > kMaxRequests)
     return bad("num_requests is " + std::to_string(shape.num_requests) + "; use 1 to " + std::to_string(kMaxRequests));
   if (shape.query_length < 1 || shape.query_length > 8)

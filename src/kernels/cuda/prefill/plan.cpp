@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "../common/shape_checks.hpp"
+
 namespace oscar::cuda {
 namespace {
 
@@ -14,9 +16,7 @@ tl::unexpected<Error> bad(const std::string& what) {
 }  // namespace
 
 Result<PrefillPlan> plan_prefill(const PrefillShape& shape) {
-  if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256)
-    return make_error(ErrorCode::kUnsupported, "prefill: head_dim is " + std::to_string(shape.head_dim) +
-                                                   "; the CUDA kernels serve 64, 128 and 256; use the CPU library");
+  OSCAR_TRY(check_head_dim("prefill", shape.head_dim));
   const auto in_range = [](const char* name, int value, int low, int high) -> Status {
     if (value >= low && value <= high) return {};
     return bad(std::string(name) + " is " + std::to_string(value) + "; use " + std::to_string(low) + " to " +

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "../common/shape_checks.hpp"
+
 namespace oscar::cuda {
 namespace {
 
@@ -37,9 +39,7 @@ Status check_side(const StoreParams& params, const StoreShape& shape, const Stor
 }  // namespace
 
 Result<StorePlan> plan_store(const StoreShape& shape, int num_sms) {
-  if (shape.head_dim != 64 && shape.head_dim != 128 && shape.head_dim != 256)
-    return make_error(ErrorCode::kUnsupported, "store: head_dim is " + std::to_string(shape.head_dim) +
-                                                   "; the CUDA kernels serve 64, 128 and 256; use the CPU library");
+  OSCAR_TRY(check_head_dim("store", shape.head_dim));
   if (shape.num_tokens < 0 || shape.num_tokens > kMaxTokens)
     return bad("num_tokens is " + std::to_string(shape.num_tokens) + "; use 0 to " + std::to_string(kMaxTokens) +
                ", and store a longer prompt in chunks");
