@@ -18,6 +18,9 @@ Status check_config(const CacheConfig& config) {
   if (config.rotation == nullptr) {
     return make_error(ErrorCode::kInvalidArgument, "an INT2 cache needs a rotation; fit or load one");
   }
+  if (config.simulation != nullptr && !config.keep_exact_rows) {
+    return make_error(ErrorCode::kInvalidArgument, "a simulated cache needs keep_exact_rows");
+  }
   for (const auto& [index, layer] : config.rotation->layers) {
     if (!is_quantized(*config.rotation, index)) continue;
     const int head_dim = config.rotation->geometry.layers[index].head_dim;
@@ -95,8 +98,19 @@ Status ContextCache::encode_again(std::shared_ptr<const RotationSet> rotation, i
     }
   }
   for (KvBuffer* buffer : buffers_) OSCAR_TRY(buffer->check_kept_rows(num_tokens));  // then nothing can be half done
+  config_.simulation = nullptr;
   config_.rotation = std::move(rotation);  // first: its quantizer encodes, and layers point into it
   for (KvBuffer* buffer : buffers_) OSCAR_TRY(buffer->encode_again(*config_.rotation, num_tokens));
+  return {};
+}
+
+Status ContextCache::simulate(std::shared_ptr<const Simulation> simulation, int num_tokens) {
+  if (config_.mode != CacheMode::kInt2 || !config_.keep_exact_rows) {
+    return make_error(ErrorCode::kInvalidArgument, "simulate needs an INT2 cache configured with keep_exact_rows");
+  }
+  for (KvBuffer* buffer : buffers_) OSCAR_TRY(buffer->check_kept_rows(num_tokens));  // then nothing can be half done
+  config_.simulation = std::move(simulation);
+  for (KvBuffer* buffer : buffers_) OSCAR_TRY(buffer->simulate(*config_.simulation, num_tokens));
   return {};
 }
 

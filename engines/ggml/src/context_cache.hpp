@@ -29,6 +29,7 @@ class ContextCache final : public Cache {
   void set_exact_batch(bool exact_batch) override { config_.exact_batch = exact_batch; }
   void set_encode_on_store(bool encode) override { config_.encode_on_store = encode; }
   Status encode_again(std::shared_ptr<const RotationSet> rotation, int num_tokens) override;
+  Status simulate(std::shared_ptr<const Simulation> simulation, int num_tokens) override;
   Status set_window(int sink, int recent) override;
 
   // Keeps the first error.
@@ -40,6 +41,8 @@ class ContextCache final : public Cache {
 
   const CacheConfig& config() const { return config_; }
   bool exact_all() const { return exact_all_; }
+  // Null when pages (or exact rows only) are read.
+  const Simulation* simulation() const { return exact_all_ ? nullptr : config_.simulation.get(); }
   int sink() const { return sink_; }
   int recent() const { return recent_; }
   CpuDelegate& delegate() { return *delegate_; }

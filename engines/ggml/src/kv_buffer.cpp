@@ -307,4 +307,9 @@ Status KvBuffer::encode_again(const RotationSet& rotation, int num_tokens) {
   return {};
 }
 
+Status KvBuffer::simulate(const Simulation& simulation, int num_tokens) {
+  for (const auto& [index, layer] : layers_) OSCAR_TRY(server_.simulate(*layer, simulation, 0, num_tokens));
+  return {};
+}
+
 }  // namespace oscar::ggml

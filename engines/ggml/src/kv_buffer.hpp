@@ -56,6 +56,8 @@ class KvBuffer {
   // Cache::encode_again for the layers of this buffer, in two steps: whether all rows are there, and doing it.
   Status check_kept_rows(int num_tokens);
   Status encode_again(const RotationSet& rotation, int num_tokens);
+  // Cache::simulate for the layers of this buffer, after check_kept_rows.
+  Status simulate(const Simulation& simulation, int num_tokens);
 
  private:
   struct MemoryDeleter {

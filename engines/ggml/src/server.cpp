@@ -55,7 +55,31 @@ Workbench Server::workbench() const {
   return {.quantizer = cache_.quantizer(),
           .isa = cache_.isa(),
           .executor = &cache_.executor(),
-          .encode = cache_.config().encode_on_store};
+          .encode = cache_.config().encode_on_store && cache_.config().simulation == nullptr};
+}
+
+Status Server::simulate(LayerCache& layer, const Simulation& simulation, int first, int last) {
+  return simulated_[layer.index()].update(layer, simulation, first, last, positions(0), cache_.executor());
+}
+
+Status Server::settle_simulated(LayerCache& layer) {
+  const int num_rows = batch_.num_rows();
+  const std::int32_t first = batch_.cell(0), last = batch_.cell(num_rows - 1) + 1;
+  if (batch_.stream(0) != 0 || batch_.stream(num_rows - 1) != 0 || last - first != num_rows) {
+    return make_error(ErrorCode::kUnsupported, "a simulated cache serves one sequence, stored without gaps");
+  }
+  OSCAR_TRY(finish_batch());
+  return simulate(layer, *cache_.simulation(), first, last);
+}
+
+void Server::attend_simulated(LayerCache& layer, const AttentionParams& params, void* workspace) {
+  const AttentionShape& shape = plan_.shape;
+  if (split_at_ != evaluation_) {
+    split_.split(params, shape.num_queries, shape.num_tokens);
+    split_at_ = evaluation_;
+  }
+  simulated_attention_.attend(plan_, layer.stream(0).pages, params, split_,
+                              simulated_[layer.index()].span(layer, shape.num_tokens), workspace, cache_.executor());
 }
 
 Status Server::finish_batch() { return batch_.commit(workbench()); }
@@ -151,7 +175,8 @@ Status Server::attend_to(LayerCache& layer, ggml_tensor* node) {
   const ggml_tensor *q = node->src[0], *k = node->src[1];
   const std::int64_t num_queries = q->ne[1], num_keys = k->ne[1];
   const LayerLayout& layout = layer.layout();
-  if (batch_.belongs_to(layer)) OSCAR_TRY(batch_.encode(workbench()));
+  const bool simulated = cache_.simulation() != nullptr;
+  if (batch_.belongs_to(layer)) OSCAR_TRY(simulated ? settle_simulated(layer) : batch_.encode(workbench()));
   if (static_cast<std::int64_t>(batch_positions_.size()) != num_queries * q->ne[3]) {
     return make_error(ErrorCode::kUnsupported, "layer " + std::to_string(layer.index()) + ": attention of " +
                                                    std::to_string(num_queries * q->ne[3]) + " queries after " +
@@ -203,7 +228,11 @@ Status Server::attend_to(LayerCache& layer, ggml_tensor* node) {
     params.out = reinterpret_cast<float*>(static_cast<std::byte*>(node->data) + s * node->nb[3]);
     params.out_token_stride = elements(node->nb[2]);
     params.out_head_stride = elements(node->nb[1]);
-    attend(plan_, layer.stream(stream).pages, params, workspace, cache_.executor());
+    if (simulated) {
+      attend_simulated(layer, params, workspace);
+    } else {
+      attend(plan_, layer.stream(stream).pages, params, workspace, cache_.executor());
+    }
   }
   return batch_.belongs_to(layer) ? finish_batch() : Status();
 }

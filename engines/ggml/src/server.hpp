@@ -12,6 +12,7 @@
 #include "context_cache.hpp"
 #include "layer_cache.hpp"
 #include "nodes.hpp"
+#include "simulated_rows.hpp"
 
 namespace oscar::ggml {
 
@@ -28,8 +29,10 @@ class Server {
   Status store_rows(LayerCache& layer, Side side, const ggml_tensor* node);  // SET_ROWS
   Status attend_to(LayerCache& layer, ggml_tensor* node);                    // FLASH_ATTN_EXT
   Status turn_keys(LayerCache& layer, const ggml_tensor* node);              // ROPE in place
-  Status finish_batch();                                                     // before anything else touches rows
-  void forget();                                                             // the cache was cleared
+  // Simulates tokens [first, last) of stream 0 again; the cache holds `last` tokens.
+  Status simulate(LayerCache& layer, const Simulation& simulation, int first, int last);
+  Status finish_batch();  // before anything else touches rows
+  void forget();          // the cache was cleared
 
   Workbench workbench() const;
 
@@ -37,6 +40,9 @@ class Server {
   Status learn_positions(const ggml_tensor* key_rows);
   Result<const std::uint64_t*> visible_words(const ggml_tensor* mask, int stream);
   void gather_spans(LayerCache& layer, int stream, std::int64_t num_keys);
+  // Puts the layer's batch into its rows before it is read: a simulated cache reads nothing else.
+  Status settle_simulated(LayerCache& layer);
+  void attend_simulated(LayerCache& layer, const AttentionParams& params, void* workspace);
   const float* queries_in_halves_order(const LayerCache& layer, const ggml_tensor* q, const std::byte* data);
 
   ContextCache& cache_;
@@ -59,6 +65,10 @@ class Server {
     std::vector<std::uint64_t> words;  // [streams, queries, words_per_query]
   };
   Visibility visibility_;
+  std::map<int, SimulatedRows> simulated_;  // by layer
+  SplitVisibility split_;                   // of evaluation split_at_
+  std::uint64_t split_at_ = 0;
+  SimulatedAttention simulated_attention_;
   AttentionPlan plan_;
   // Scratch, kept between calls.
   std::vector<std::byte> bytes_, mask_bytes_, workspace_;

@@ -29,6 +29,16 @@ enum class CacheMode {
   kInt2,      // 2-bit pages + F16 sink and recent rows
 };
 
+// A method without a page format, for evaluation: every row is kept in 16 bits twice, exact and as the method would
+// read it back, and a query reads the exact one inside the windows. One sequence, at positions 0, 1, ...
+struct Simulation {
+  int group_tokens =
+      1;  // tokens, aligned, that the method quantises together; what it has of an unfinished group counts
+  // Replaces the rows of tokens first .. first + num_rows - 1 of a layer. k, v [num_rows, num_kv_heads, head_dim],
+  // halves order. Whole groups, except the cache's last. Called from several threads at once.
+  std::function<void(int layer, std::int32_t first, int num_rows, float* k, float* v)> read_back;
+};
+
 struct CacheConfig {
   CacheMode mode = CacheMode::kInt2;
   std::shared_ptr<const RotationSet> rotation =
@@ -38,7 +48,9 @@ struct CacheConfig {
   bool exact_batch = true;       // tokens of the current batch are read exact; false: full mode, windows only
   bool keep_exact_rows = false;  // evaluation: the ring holds every row, so that exact_all and encode_again work
   bool encode_on_store = true;   // evaluation may encode later, with encode_again
-  int num_threads = 1;           // the context's n_threads: the work runs on ggml's own threads
+  std::shared_ptr<const Simulation> simulation =
+      nullptr;          // evaluation, with keep_exact_rows: read in place of pages, which are not written
+  int num_threads = 1;  // the context's n_threads: the work runs on ggml's own threads
 };
 
 // Bytes of a live cache. `buffer` is what llama.cpp allocated for it, alignment included.
@@ -70,6 +82,9 @@ class Cache {
   // Encodes tokens [0, num_tokens) of stream 0 again from their kept exact rows, with this rotation (same parameter
   // format or larger allocation; see config). Needs keep_exact_rows.
   virtual Status encode_again(std::shared_ptr<const RotationSet> rotation, int num_tokens) = 0;
+  // Simulates tokens [0, num_tokens) from their kept exact rows, and later ones as they are stored; a later
+  // encode_again ends it. Needs keep_exact_rows.
+  virtual Status simulate(std::shared_ptr<const Simulation> simulation, int num_tokens) = 0;
   virtual Status set_window(int sink, int recent) = 0;
 };
 
