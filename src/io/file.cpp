@@ -125,8 +125,13 @@ Status AtomicFile::write(std::span<const std::byte> bytes) {
   return {};
 }
 
-Status AtomicFile::commit() {
+Status AtomicFile::flush() {
   if (::fsync(descriptor_) != 0) return failure("write");
+  return {};
+}
+
+Status AtomicFile::commit() {
+  OSCAR_TRY(flush());
   if (::close(std::exchange(descriptor_, -1)) != 0) return failure("write");
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) return failure("rename the finished file to it");
   temporary_.clear();

@@ -44,6 +44,9 @@ class AtomicFile {
 
   // Errors: kIo (full disk, ...).
   Status write(std::span<const std::byte> bytes);
+  // Everything written reaches the device. For files that belong together: all flushed before the first commit, which
+  // then has only names left to give.
+  Status flush();
   Status commit();
 
  private:
