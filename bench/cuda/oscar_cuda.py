@@ -46,6 +46,14 @@ class Library:
         self.check(self.lib.oscar_cuda_page_angles(C.c_void_p(frequency.data_ptr()), head_dim, rotary_dim, pages, C.c_void_p(out.data_ptr())))
         return out
 
+    def decode_matrices(self, matrices):
+        host, n = matrices.float().cpu().contiguous(), C.c_size_t()
+        call = lambda out: self.check(self.lib.oscar_cuda_decode_matrices(C.c_void_p(host.data_ptr()), host.shape[0], host.shape[1], out, C.byref(n)))
+        call(None)
+        out = torch.empty(n.value, dtype=torch.uint8)
+        call(C.c_void_p(out.data_ptr()))
+        return out.to(matrices.device)
+
     def decode(self, shape, params, stream):
         self.check(self.lib.oscar_cuda_decode(C.byref(shape), C.byref(params), C.c_void_p(stream)))
 
@@ -100,6 +108,7 @@ class Case:
         self.q = torch.randn(B, query_length, num_qo_heads, D, device=dev, generator=g).bfloat16()
         self.km = torch.randn(Hk, D, D, device=dev, generator=g) / D ** 0.5
         self.vm = torch.randn(Hk, D, D, device=dev, generator=g) / D ** 0.5
+        self.kt, self.vt = lib.decode_matrices(self.km), lib.decode_matrices(self.vm)
         self.mu = torch.randn(Hk, D, device=dev, generator=g)
         self.ko = torch.stack([torch.randn(Hk, device=dev, generator=g) * .3, torch.full((Hk,), .01, device=dev)], 1).contiguous()
         self.vo = torch.stack([torch.randn(Hk, device=dev, generator=g) * .3, torch.full((Hk,), .01, device=dev)], 1).contiguous()
@@ -124,7 +133,7 @@ class Case:
         return Params(C.sizeof(Params), self.sink, self.recent, self.sw, self.rot, self.scale, self.cap, ptr(self.lens), ptr(self.q),
                       self.Hq * D, D, ptr(self.pages[l]), ptr(self.table), self.table.stride(0), Hk * self.page_bytes, self.page_bytes,
                       ptr(self.wk[l]), ptr(self.wv[l]), ptr(self.wtable), self.wtable.stride(0), 16 * Hk * D, Hk * D, D, 16,
-                      ptr(self.km), ptr(self.vm), ptr(self.mu), ptr(self.ko), ptr(self.vo), ptr(self.angles), ptr(self.out),
+                      ptr(self.kt), ptr(self.vt), ptr(self.mu), ptr(self.ko), ptr(self.vo), ptr(self.angles), ptr(self.out),
                       self.Hq * D, D, ptr(self.lse), ptr(self.ws), dependent)
 
     def run(self, i=0):

@@ -38,7 +38,8 @@ typedef struct {
   const int32_t* window_table;
   int64_t window_table_stride, window_block_stride, window_token_stride, window_head_stride;
   int32_t window_block;
-  const float *key_matrix, *value_matrix, *page_mean, *key_offset, *value_offset;
+  const void *key_matrix, *value_matrix; /* see oscar_cuda_decode_matrices */
+  const float *page_mean, *key_offset, *value_offset;
   const float* page_angles; /* see oscar_cuda_page_angles */
   void* out;                /* bf16 */
   int64_t out_token_stride, out_head_stride;
@@ -52,6 +53,10 @@ typedef struct {
  * then of pages 0, 16, 32, ... inverse_frequency [rotary_dim / 2] as the model's RoPE uses it. */
 OSCAR_API int oscar_cuda_page_angles(const float* inverse_frequency, int32_t head_dim, int32_t rotary_dim,
                                      int32_t max_pages, float* angles);
+/* key_matrix of A_k^{-T} or value_matrix of A_v^{-1}, [num_kv_heads, head_dim, head_dim] floats of a layer, as decode
+ * reads it: 16-bit fixed point. Both in host memory; out null: only *bytes, its size. */
+OSCAR_API int oscar_cuda_decode_matrices(const float* matrices, int32_t num_kv_heads, int32_t head_dim, void* out,
+                                         size_t* bytes);
 OSCAR_API int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes);
 OSCAR_API int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* params, void* cuda_stream);
 

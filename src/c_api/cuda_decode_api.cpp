@@ -6,6 +6,8 @@
 
 #include "c_api/cuda_status.hpp"
 #include "c_api/history_fields.hpp"
+#include "kernels/cuda/common/shape_checks.hpp"
+#include "kernels/cuda/decode/geometry.hpp"
 #include "kernels/cuda/decode/launch.hpp"
 #include "kernels/cuda/decode/plan.hpp"
 
@@ -43,6 +45,18 @@ int oscar_cuda_page_angles(const float* inverse_frequency, int32_t head_dim, int
   return 0;
 }
 
+int oscar_cuda_decode_matrices(const float* matrices, int32_t num_kv_heads, int32_t head_dim, void* out,
+                               size_t* bytes) {
+  if (num_kv_heads < 1)
+    return fail({oscar::ErrorCode::kInvalidArgument,
+                 "decode matrices: num_kv_heads is " + std::to_string(num_kv_heads) + "; use 1 or more"});
+  if (const auto status = oscar::cuda::check_head_dim("decode matrices", head_dim); !status)
+    return fail(status.error());
+  if (out != nullptr) oscar::cuda::fill_matrices(matrices, num_kv_heads, head_dim, static_cast<std::uint8_t*>(out));
+  *bytes = static_cast<std::size_t>(num_kv_heads) * oscar::cuda::matrix_bytes(head_dim);
+  return 0;
+}
+
 int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes) {
   const auto plan = plan_of(*shape);
   if (!plan) return fail(plan.error());
@@ -65,6 +79,8 @@ int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params
   p.recent = c->recent;
   p.rotary_dim = c->rotary_dim;
   p.seq_lens = c->seq_lens;
+  p.key_matrix = static_cast<const std::uint8_t*>(c->key_matrix);
+  p.value_matrix = static_cast<const std::uint8_t*>(c->value_matrix);
   p.page_mean = c->page_mean;
   p.page_angles = reinterpret_cast<const float2*>(c->page_angles);
   p.dependent = c->dependent != 0;

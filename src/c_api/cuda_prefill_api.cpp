@@ -39,6 +39,8 @@ int oscar_cuda_prefill(const oscar_prefill_shape* shape, const oscar_prefill_par
   if (!plan) return fail(plan.error());
   oscar::cuda::PrefillParams p{};
   oscar::c_api::copy_history_fields(*c, p);
+  p.key_matrix = c->key_matrix;
+  p.value_matrix = c->value_matrix;
   p.num_requests = shape->num_requests;
   p.num_tokens = shape->num_tokens;
   p.num_qo_heads = shape->num_qo_heads;

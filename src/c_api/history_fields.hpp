@@ -26,8 +26,6 @@ void copy_history_fields(const CParams& from, Params& to) {
   to.window_token_stride = from.window_token_stride;
   to.window_head_stride = from.window_head_stride;
   to.window_block = from.window_block;
-  to.key_matrix = from.key_matrix;
-  to.value_matrix = from.value_matrix;
   to.key_offset = reinterpret_cast<const cuda::OffsetScale*>(from.key_offset);
   to.value_offset = reinterpret_cast<const cuda::OffsetScale*>(from.value_offset);
   to.out = static_cast<__nv_bfloat16*>(from.out);

@@ -42,6 +42,28 @@ __device__ __forceinline__ void copy_wait(std::uint32_t barrier, std::uint32_t p
 #endif
 }
 
+// Copies of a thread's own, of 8 or 16 bytes, without a register in between; they are there after copies_by_thread_wait
+// and a barrier. `valid` false writes zeros.
+template <int kBytes>
+__device__ __forceinline__ void copy_by_thread(void* destination, const void* source, bool valid = true) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(destination)), "l"(source),
+               "n"(kBytes), "r"(valid ? kBytes : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copies_by_thread_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Those started so far, and not the ones after, are what copies_by_thread_wait_marked waits for.
+__device__ __forceinline__ void copies_by_thread_mark() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copies_by_thread_wait_marked() {
+  asm volatile("cp.async.commit_group;\n cp.async.wait_group 1;" ::: "memory");
+}
+
+// By every thread that wrote into memory that later copies will fill, before the block synchronises and they start.
+__device__ __forceinline__ void copy_order_after_writes() {
+#if OSCAR_BULK_COPIES
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 // A copy in up to 32 pieces, one a lane: all lanes call copy_begin with the bytes of all pieces, those that have a
 // piece copy_piece, all copy_end. Bytes are multiples of 16, addresses 16-byte aligned. What is copied is read once: it
 // leaves L2 first, and what all blocks read again stays (`policy`).

@@ -1,8 +1,8 @@
 #pragma once
-// What a block does at the end of a row: joins its warps' parts, turns the INT2 part back (x = y A_v^{-1}), joins the
-// window's, and writes the output; or, where the row goes on in the next block, publishes its part. The block that
-// holds a row's end waits for the parts of the blocks before it, after the last row of its own: blocks start in order,
-// so it never waits for one that cannot run.
+// What a block does once its warps have streamed the rows of a pass: joins their parts, turns the INT2 part back
+// (x = y A_v^{-1}), joins the window's, and writes the output; or, where a row goes on in the next block, publishes its
+// part. The block that holds a row's end waits for the parts of the blocks before it, after the last row of its own:
+// blocks start in order, so it never waits for one that cannot run.
 //
 // Published words are their own flags: zero means not written yet (a value of zero is written as -0), and the reader
 // puts the zeros back.
@@ -43,164 +43,180 @@ __device__ __forceinline__ void write_empty(const DecodeParams& p, int request) 
   }
 }
 
+// A warp's part of a row, for the block to join.
+template <typename Config>
+__device__ __forceinline__ void stage(const HistoryState<Config>& state, typename Config::Part& part) {
+  const int lane = fresh_thread() % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int n = 0; n < Config::kColumnTiles; ++n) {
+    float sum = state.sum[n], offset = state.offset[n];
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, step);
+      offset += __shfl_xor_sync(~0u, offset, step);
+    }
+    const int row = 4 * n + t;
+#pragma unroll
+    for (int v = 0; v < Config::kValueTiles; ++v) {
+      const float(&acc)[4] = state.acc[n][v];
+      *reinterpret_cast<float4*>(&part.acc[row][32 * v + 4 * g]) =
+          make_float4(acc[0] * kValueScale + offset, acc[1] * kValueScale + offset, acc[2] * kValueScale + offset,
+                      acc[3] * kValueScale + offset);
+    }
+    if (g == 0) part.max_sum[row] = make_float2(sum > 0 ? state.max[n] : -INFINITY, sum);
+  }
+}
+template <typename Config>
+__device__ __forceinline__ void stage(const WindowState<Config>& state, typename Config::Part& part) {
+  const int lane = fresh_thread() % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = 2 * t + i;
+    float sum = state.sum[i];
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (row >= Config::kRows) continue;
+#pragma unroll
+    for (int c = 0; c < Config::kHeadDim / 16; ++c) {
+      part.acc[row][16 * c + g] = state.acc[c][i];
+      part.acc[row][16 * c + 8 + g] = state.acc[c][2 + i];
+    }
+    if (g == 0) part.max_sum[row] = make_float2(sum > 0 ? state.max[i] : -INFINITY, sum);
+  }
+}
+
 template <typename Config>
 class Epilogue {
-  static constexpr int kD = Config::kHeadDim, kR = Config::kRows, kWarps = Config::kNumWarps;
-  static constexpr int kQuads = kR * kD / 4;  // work of four channels of a row each
-  static constexpr int kAThread = (kQuads + Config::kNumThreads - 1) / Config::kNumThreads;
+  static constexpr int kD = Config::kHeadDim, kR = Config::kRows;
+  static constexpr int kQuads = kR * kD / 4;  // of a row: four channels of a query row each
   static constexpr int kGroups = Config::kNumThreads / kQuads > 1 ? Config::kNumThreads / kQuads : 1;
   using Shared = typename Config::Shared;
   using Part = typename Config::Part;
 
  public:
-  __device__ __forceinline__ Epilogue(const DecodeParams& p, Shared& shared) : p_(p), shared_(shared) {}
+  __device__ __forceinline__ Epilogue(const DecodeParams& p, const DecodePlan& plan, Shared& shared)
+      : p_(p), plan_(plan), shared_(shared) {}
 
-  __device__ __forceinline__ void stage(const HistoryState<Config>& state) {
-    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  // Where the warps' parts of each row of the pass [begin, end) lie: a thread a row and kind of item.
+  __device__ __forceinline__ void find_parts(int begin, int end, const Cut& cut) {
+    const int thread = fresh_thread(), slot = thread / 2;
+    if (slot >= shared_.num_rows) return;
+    const Row& row = shared_.row[slot];
+    const int from = max(thread % 2 == 0 ? row.begin : row.history_end(), begin) - begin;
+    const int to = min(thread % 2 == 0 ? row.history_end() : row.end, end) - begin;
+    typename Config::Parts parts{0, -1, false};
+    if (from < to) {
+      parts.first = cut.range_of(from), parts.last = cut.range_of(to - 1);
+      parts.ends_inside = cut.begin(parts.last + 1) != to;
+    }
+    shared_.parts_of[thread] = parts;
+  }
+  // INT2 parts of all rows of the pass, relative to their maximum, as operands of the product; a warp a query row.
+  __device__ __forceinline__ void join_history() {
+    const int thread = fresh_thread();
+#pragma unroll 1
+    for (int k = thread / 32; k < shared_.num_rows * kR; k += Config::kNumWarps) {
+      const int slot = k / kR, r = k % kR;
+      WarpRow<Config> y;
+      float2 max_sum;
 #pragma unroll
-    for (int n = 0; n < Config::kColumnTiles; ++n) {
-      float sum = state.sum[n], offset = state.offset[n];
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        sum += __shfl_xor_sync(~0u, sum, step);
-        offset += __shfl_xor_sync(~0u, offset, step);
+      for (int v = 0; v < WarpRow<Config>::kVectors; ++v) {
+        Sum4 sum;
+        if (WarpRow<Config>::exists(v)) sum = join(2 * slot, r, WarpRow<Config>::channel(v), sum);
+        if (v == 0) max_sum = make_float2(sum.max, sum.sum);
+        y.value[v][0] = sum.acc.x, y.value[v][1] = sum.acc.y, y.value[v][2] = sum.acc.z, y.value[v][3] = sum.acc.w;
       }
-      const int row = 4 * n + t;
-#pragma unroll
-      for (int v = 0; v < Config::kValueTiles; ++v) {
-        const float(&acc)[4] = state.acc[n][v];
-        *reinterpret_cast<float4*>(&shared_.acc[warp][row][32 * v + 4 * g]) =
-            make_float4(acc[0] * kValueScale + offset, acc[1] * kValueScale + offset, acc[2] * kValueScale + offset,
-                        acc[3] * kValueScale + offset);
-      }
-      if (g == 0) shared_.max_sum[warp][row] = make_float2(sum > 0 ? state.max[n] : -INFINITY, sum);
+      y.to_digits(shared_.data[slot], r);
+      if (thread % 32 == 0) shared_.history_max_sum[slot][r] = max_sum;
     }
   }
-  __device__ __forceinline__ void stage(const WindowState<Config>& state) {
-    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 2 * t + i;
-      float sum = state.sum[i];
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      if (row >= kR) continue;
-#pragma unroll
-      for (int c = 0; c < kD / 16; ++c) {
-        shared_.acc[warp][row][16 * c + g] = state.acc[c][i];
-        shared_.acc[warp][row][16 * c + 8 + g] = state.acc[c][2 + i];
-      }
-      if (g == 0) shared_.max_sum[warp][row] = make_float2(sum > 0 ? state.max[i] : -INFINITY, sum);
-    }
-  }
-
-  // Called after every warp's stage(HistoryState) of the row.
-  __device__ __forceinline__ void add_history(const float* matrix) {
-    Product<Config> product;
-    __syncthreads();
-    float2 max_sum[kAThread];
-    for_quads([&](int i, int row, int channel) {
-      const Sum4 sum = sum_warps(row, channel, Sum4{});
-      max_sum[i] = make_float2(sum.max, sum.sum);
-      shared_.columns[channel][row] = sum.acc.x;
-      shared_.columns[channel + 1][row] = sum.acc.y;
-      shared_.columns[channel + 2][row] = sum.acc.z;
-      shared_.columns[channel + 3][row] = sum.acc.w;
-    });
-    product.load(matrix);
-    __syncthreads();
-    product.multiply(shared_);
-    __syncthreads();
-    for_quads([&](int i, int row, int channel) {
-      total_[i].acc = sum_shares<Config>(shared_, row, channel);
-      total_[i].max = max_sum[i].x;
-      total_[i].sum = max_sum[i].y;
-    });
-  }
-  __device__ __forceinline__ void add_window(const WindowState<Config>& state) {
-    __syncthreads();
-    stage(state);
-    __syncthreads();
-    for_quads([&](int i, int row, int channel) { total_[i] = sum_warps(row, channel, total_[i]); });
-  }
-
-  __device__ __forceinline__ void write(const Row& row) {
-    for_quads([&](int i, int r, int channel) { write_quad(row, r, channel, total_[i]); });
-  }
-  // For finish(): the row's end, whose beginning an earlier block holds.
-  __device__ __forceinline__ void keep(const Row& row) {
-    if (threadIdx.x == 0) shared_.kept_row = row;
-    for_quads([&](int i, int row, int channel) {
-      *reinterpret_cast<float4*>(&shared_.kept[row][channel]) = total_[i].acc;
-      if (channel == 0) shared_.kept_max_sum[row] = make_float2(total_[i].max, total_[i].sum);
-    });
-  }
-  __device__ __forceinline__ void publish(Part& part) {
-    for_quads([&](int i, int row, int channel) {
-      const float4 x = total_[i].acc;
-      store_relaxed(&part.acc[row][channel], make_float4(written(x.x), written(x.y), written(x.z), written(x.w)));
-      if (channel == 0) store_relaxed(&part.max_sum[row], make_float2(written(total_[i].max), written(total_[i].sum)));
+  // After the product: joins the window parts and hands every row on.
+  __device__ __forceinline__ void finish_rows(bool has_history, int first, int end, Part& published) {
+    for_quads(shared_.num_rows, [&](int slot, int r, int channel) {
+      const Row& row = shared_.row[slot];
+      Sum4 sum;
+      if (has_history)
+        sum.add(*reinterpret_cast<const float4*>(&shared_.data[slot].product[r][channel]),
+                shared_.history_max_sum[slot][r]);
+      sum = join(2 * slot + 1, r, channel, sum);
+      if (row.end > end)
+        publish(published, r, channel, sum);
+      else if (row.begin < first)
+        keep(slot, r, channel, sum);
+      else
+        write(row, r, channel, sum);
     });
   }
   // The kept part of the block's first row and the parts of the `count` blocks before it, in the blocks' order.
-  __device__ __forceinline__ void finish(const Row& row, Part* parts, int count) {
+  __device__ __forceinline__ void finish_kept(Part* parts, int count) {
+    const int group = kGroups > 1 ? fresh_thread() / kQuads : 0;
+    const auto for_own = [&](const auto& action) {
+      const int thread = fresh_thread() - group * kQuads;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        if (const int quad = thread + i * Config::kNumThreads; group < kGroups && quad < kQuads)
+          action(i, quad / (kD / 4), 4 * (quad % (kD / 4)));
+    };
+    Sum4 own[kOwn];
+    for_own([&](int i, int r, int channel) {
+      own[i] = gather(parts, count, group, r, channel);
+      if (group == 0) return;
+      Part& part = shared_.parts[group];
+      *reinterpret_cast<float4*>(&part.acc[r][channel]) = own[i].acc;
+      if (channel == 0) part.max_sum[r] = make_float2(own[i].max, own[i].sum);
+    });
     __syncthreads();
-    const int group = kGroups > 1 ? threadIdx.x / kQuads : 0;
-    for_quads([&](int i, int r, int channel) { total_[i] = gather(parts, count, group, r, channel); }, group);
-    if constexpr (kGroups > 1) {
-      if (group > 0 && group < kGroups)
-        for_quads(
-            [&](int i, int r, int channel) {
-              *reinterpret_cast<float4*>(&shared_.acc[group][r][channel]) = total_[i].acc;
-              if (channel == 0) shared_.max_sum[group][r] = make_float2(total_[i].max, total_[i].sum);
-            },
-            group);
-    }
-    __syncthreads();
-    for (int k = threadIdx.x; k < count * kR; k += Config::kNumThreads)
+    for (int k = fresh_thread(); k < count * kR; k += Config::kNumThreads)
       store_relaxed(&parts[k / kR].max_sum[k % kR], make_float2(0, 0));
-    for_quads([&](int i, int r, int channel) {
-      if constexpr (kGroups > 1)
-        for (int other = 1; other < kGroups; ++other)
-          total_[i].add(*reinterpret_cast<const float4*>(&shared_.acc[other][r][channel]), shared_.max_sum[other][r]);
-      total_[i].add(*reinterpret_cast<const float4*>(&shared_.kept[r][channel]), shared_.kept_max_sum[r]);
-      write_quad(row, r, channel, total_[i]);
+    if (group > 0) return;
+    for_own([&](int i, int r, int channel) {
+#pragma unroll
+      for (int other = 1; other < kGroups; ++other) add(own[i], shared_.parts[other], r, channel);
+      add(own[i], shared_.kept, r, channel);
+      write(shared_.kept_row, r, channel, own[i]);
     });
   }
 
  private:
-  // action(i, row, first channel) for this thread's quads; `group` of the block's threads does all of them.
+  static constexpr int kOwn = (kQuads + Config::kNumThreads - 1) / Config::kNumThreads;
+
+  // action(row, query row, first channel), for all of them by the whole block.
   template <typename Action>
-  __device__ __forceinline__ void for_quads(const Action& action, int group = 0) {
-    const int thread = fresh_thread();
-#pragma unroll
-    for (int i = 0; i < kAThread; ++i) {
-      const int quad = thread - group * kQuads + i * Config::kNumThreads;
-      if (quad < kQuads) action(i, quad / (kD / 4), 4 * (quad % (kD / 4)));
-    }
+  static __device__ __forceinline__ void for_quads(int num_rows, const Action& action) {
+#pragma unroll 1
+    for (int quad = fresh_thread(); quad < num_rows * kQuads; quad += Config::kNumThreads)
+      action(quad / kQuads, quad % kQuads / (kD / 4), 4 * (quad % (kD / 4)));
   }
-  __device__ __forceinline__ Sum4 sum_warps(int row, int channel, Sum4 total) const {
-    float max = total.max;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) max = fmaxf(max, shared_.max_sum[w][row].x);
-    const float reference = max == -INFINITY ? 0.0f : max, keep = exp2_fast(total.max - reference);
-    float4 acc = make_float4(total.acc.x * keep, total.acc.y * keep, total.acc.z * keep, total.acc.w * keep);
-    float sum = total.sum * keep;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float2 part = shared_.max_sum[w][row];
-      const float factor = exp2_fast(part.x - reference);
-      const float4 value = *reinterpret_cast<const float4*>(&shared_.acc[w][row][channel]);
-      acc.x += value.x * factor;
-      acc.y += value.y * factor;
-      acc.z += value.z * factor;
-      acc.w += value.w * factor;
-      sum += part.y * factor;
-    }
-    return {acc, max, sum};
+  static __device__ __forceinline__ void add(Sum4& sum, const Part& part, int r, int channel) {
+    sum.add(*reinterpret_cast<const float4*>(&part.acc[r][channel]), part.max_sum[r]);
   }
-  __device__ __forceinline__ void write_quad(const Row& row, int r, int channel, const Sum4& x) const {
-    const QueryRow query = query_row<Config>(p_, row, r);
+  // Adds the warps' parts of a row, in the warps' order. A warp's last part is in its ring, one that ends inside its
+  // range in shared.parts[index].
+  __device__ __forceinline__ Sum4 join(int index, int r, int channel, Sum4 sum) const {
+    const auto parts = shared_.parts_of[index];
+#pragma unroll 1
+    for (int warp = parts.first; warp <= parts.last; ++warp)
+      add(sum, warp == parts.last && parts.ends_inside ? shared_.parts[index] : last_part(warp), r, channel);
+    return sum;
+  }
+  __device__ __forceinline__ const Part& last_part(int warp) const {
+    return *reinterpret_cast<const Part*>(shared_.ring[warp]);
+  }
+
+  // For finish_kept(): the row's end, whose beginning an earlier block holds.
+  __device__ __forceinline__ void keep(int slot, int r, int channel, const Sum4& sum) const {
+    *reinterpret_cast<float4*>(&shared_.kept.acc[r][channel]) = sum.acc;
+    if (channel != 0) return;
+    shared_.kept.max_sum[r] = make_float2(sum.max, sum.sum);
+    if (r == 0) shared_.kept_row = shared_.row[slot];
+  }
+  static __device__ __forceinline__ void publish(Part& part, int r, int channel, const Sum4& sum) {
+    const float4 x = sum.acc;
+    store_relaxed(&part.acc[r][channel], make_float4(written(x.x), written(x.y), written(x.z), written(x.w)));
+    if (channel == 0) store_relaxed(&part.max_sum[r], make_float2(written(sum.max), written(sum.sum)));
+  }
+  __device__ __forceinline__ void write(const Row& row, int r, int channel, const Sum4& x) const {
+    const QueryRow query = query_row<Config>(p_, plan_, row, r);
     if (!query.valid) return;
     const float inverse = x.sum > 0 ? __fdividef(1.0f, x.sum) : 0.0f;
     const __nv_bfloat162 low = __floats2bfloat162_rn(x.acc.x * inverse, x.acc.y * inverse);
@@ -250,8 +266,8 @@ class Epilogue {
   }
 
   const DecodeParams& p_;
+  const DecodePlan& plan_;
   Shared& shared_;
-  Sum4 total_[kAThread];
 };
 
 }  // namespace oscar::cuda

@@ -17,28 +17,34 @@ constexpr int decode_warps(int head_dim, int column_tiles) {
   const bool one = column_tiles == 1;
   return head_dim == 256 ? (one ? 8 : 6) : head_dim == 128 ? (one ? 12 : 8) : (one ? 16 : 12);
 }
-// Pages whose page-mean terms are computed together, before the loop over them.
-constexpr int term_pages(int column_tiles) { return 512 / column_tiles; }
 constexpr int decode_stages(int head_dim) { return head_dim == 64 ? 4 : 2; }
+// Rows that a block prepares, streams and finishes together: their queries and parts lie in shared memory.
+constexpr int rows_at_once(int head_dim, int column_tiles) {
+  return head_dim == 256 ? (column_tiles == 1 ? 3 : 2) : column_tiles == 1 ? 6 : 4;
+}
 
 constexpr std::size_t page_bytes(int head_dim) { return 2 * (16 * head_dim + 2 * kPageTokens); }
 
-// Part of a row that a block hands to another one: head_dim floats a query row, then (maximum, sum).
+// Part of a row that a warp or a block computed: head_dim floats a query row, then (maximum, sum).
 constexpr std::size_t part_bytes(int head_dim, int column_tiles) {
   return 4 * column_tiles * (head_dim * sizeof(float) + 2 * sizeof(float));
 }
 
+// A head's [head_dim, head_dim] matrix in fixed point: two digits an element, a float an output channel.
+constexpr std::size_t matrix_bytes(int head_dim) { return 2 * head_dim * head_dim + 4 * head_dim; }
+// Whether a head's matrix waits in shared memory for its product; at head_dim 256 there is no room.
+constexpr bool keeps_matrix(int head_dim) { return head_dim <= 128; }
+
 // Without the requests' lengths and prefix sums.
 constexpr std::size_t decode_shared_bytes(int head_dim, int column_tiles) {
   const std::size_t warps = decode_warps(head_dim, column_tiles), rows = 4 * column_tiles, d = head_dim;
-  const std::size_t ring = warps * decode_stages(head_dim) * page_bytes(head_dim), acc = warps * rows * d * 4;
-  const std::size_t tokens = warps * kPageTokens * 20, columns = rows * d * 4, digits = rows * d * 2;
-  const std::size_t query = rows * (2 * d + 16), coefficients = rows * 2 * d * 2, mean = d * 4;
-  const std::size_t terms = 64 * d + (term_pages(column_tiles) + 16) * rows * 4;
-  const std::size_t max_sums = (warps + 1) * rows * 8, row_floats = rows * (16 + 8);
-  const std::size_t barriers = warps * decode_stages(head_dim) * 8;
-  const std::size_t total = ring + acc + tokens + 2 * columns + digits + query + coefficients + terms + mean +
-                            max_sums + row_floats + barriers + 16 + (2 * warps + 1) * kRowBytes;
+  const std::size_t at_once = rows_at_once(head_dim, column_tiles), part = part_bytes(head_dim, column_tiles);
+  const std::size_t stages = warps * decode_stages(head_dim), ring = stages * page_bytes(head_dim);
+  const std::size_t tokens = warps * kPageTokens * 20, fine = 64 * d;
+  const std::size_t row_data = rows * (2 * d + 2 * d + 16 + 4 * d + 16 + 12) + 16;
+  const std::size_t matrix = keeps_matrix(head_dim) ? matrix_bytes(head_dim) : 16;
+  const std::size_t total = ring + (2 * at_once + 1) * part + tokens + at_once * row_data + matrix + fine +
+                            at_once * rows * 8 + stages * 8 + (at_once + 1) * kRowBytes + 2 * at_once * 6 + 8;
   return (total + 127) / 128 * 128;
 }
 

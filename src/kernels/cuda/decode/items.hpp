@@ -50,7 +50,8 @@ OSCAR_HOST_DEVICE inline RequestItems request_items(const DecodeParams& p, int l
   return r;
 }
 
-// A row is one (request, KV head, group of query rows): its INT2 pages, then its window items, contiguous in the list.
+// A row is one (KV head, request, group of query rows): its INT2 pages, then its window items, contiguous in the list.
+// Rows of a head follow each other, so that a block mostly needs one head's matrices.
 struct Row {
   int request, head, group;
   int begin, end;  // flat indices

@@ -1,8 +1,8 @@
 #pragma once
-// The page-mean term of every page of a row, before the loop over its pages: c(page, row) = sum over channel pairs of
-// alpha cos(angle of the page) + beta sin(..). Pages go in sixteens: alpha and beta are turned by the angle of a
-// sixteen's first page (FP32), then one product [16 pages x head_dim] [head_dim x rows] with a table that is the same
-// for every sixteen. FP16 high and low parts of both factors keep 22 bits: the term is large (hundreds) on models with
+// The page-mean term of the pages that a warp is about to read: c(page, row) = sum over channel pairs of alpha
+// cos(angle of the page) + beta sin(..). Pages go in sixteens: alpha and beta are turned by the angle of a sixteen's
+// first page (FP32), then one product [16 pages x head_dim] [head_dim x rows] with a table that is the same for every
+// sixteen. FP16 high and low parts of both factors keep 22 bits: the term is large (hundreds) on models with
 // key biases. 4 head_dim bytes from L2 and about 150 instructions a sixteen.
 //
 // MMA lane (g, t): rows are pages g and g + 8, columns 2r, 2r + 1 the high and low part of query row r. A step of 16
@@ -55,77 +55,75 @@ class FineAngles {
   float2 angle_[kAThread];
 };
 
-// Terms of pages [first, end) into shared.terms, from page first / 16 * 16 on; the block's warps take sixteens in turn.
+// Terms of sixteen pages, by one warp: lane (g, t) holds those of pages g and g + 8 for row t of each column tile.
 template <typename Config>
 class PageTerms {
   static constexpr int kPairsALane = Config::kPairs / 32;
 
  public:
-  // Starts the loads of this warp's first sixteen. last: last page of the row.
-  __device__ __forceinline__ void load(const float2* angles, int first, int last) {
-    const int thread = fresh_thread();
-    angles_ = angles + 16 * Config::kPairs + kPairsALane * (thread % 32);
-    last_ = last / 16;
-    load_sixteen(first / 16 + thread / 32);
-  }
-  // Uses shared.acc[warp].
-  __device__ __forceinline__ void compute(typename Config::Shared& shared, int first, int end) {
-    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-    auto* operand = reinterpret_cast<std::uint32_t*>(shared.acc[warp]);  // [2 rows, pairs], 16-byte chunks swizzled
-    const auto chunk = [](int column, int c) { return column * Config::kPairs + 4 * (c ^ (column % 8)); };
-#pragma unroll 1
-    for (int sixteen = warp; 16 * (first / 16 + sixteen) < end; sixteen += Config::kNumWarps) {
-      if (sixteen > warp) __syncwarp();
-#pragma unroll
-      for (int row = 0; row < Config::kRows; ++row)
-#pragma unroll
-        for (int j = 0; j < kPairsALane; ++j) {
-          const int pair = kPairsALane * lane + j;
-          const float2 x = shared.coefficients[row][pair], turn = angle_[j];
-          const SplitPair split(x.x * turn.x + x.y * turn.y, x.y * turn.x - x.x * turn.y);
-          operand[chunk(2 * row, pair / 4) + pair % 4] = split.high;
-          operand[chunk(2 * row + 1, pair / 4) + pair % 4] = split.low;
-        }
-      __syncwarp();
-      load_sixteen(first / 16 + sixteen + Config::kNumWarps);
-      float c[Config::kColumnTiles][4] = {};
-#pragma unroll 4
-      for (int m = 0; m < Config::kPairs / 16; ++m) {
-        uint4 b[Config::kColumnTiles];
-#pragma unroll
-        for (int n = 0; n < Config::kColumnTiles; ++n)
-          b[n] = *reinterpret_cast<const uint4*>(operand + chunk(8 * n + g, 4 * m + t));
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-          const uint4 a0 = *reinterpret_cast<const uint4*>(shared.fine[part][2 * m][lane]);
-          const uint4 a1 = *reinterpret_cast<const uint4*>(shared.fine[part][2 * m + 1][lane]);
-#pragma unroll
-          for (int n = 0; n < Config::kColumnTiles; ++n) {
-            mma_f16_k16(c[n], a0.x, a0.y, a0.z, a0.w, b[n].x, b[n].y);
-            mma_f16_k16(c[n], a1.x, a1.y, a1.z, a1.w, b[n].z, b[n].w);
-          }
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < Config::kColumnTiles; ++n) {
-        const float scale = shared.term_scale[4 * n + t];
-        shared.terms[16 * sixteen + g][4 * n + t] = (c[n][0] + c[n][1]) * scale;
-        shared.terms[16 * sixteen + g + 8][4 * n + t] = (c[n][2] + c[n][3]) * scale;
-      }
-    }
-    __syncwarp();
-  }
-
- private:
-  __device__ __forceinline__ void load_sixteen(int sixteen) {
-    const float2* from = angles_ + max(min(sixteen, last_), 0) * Config::kPairs;
+  // Starts the load of a sixteen's angles.
+  __device__ __forceinline__ void load(const float2* angles, int sixteen) {
+    const float2* from = angles + (16 + sixteen) * Config::kPairs + kPairsALane * (fresh_thread() % 32);
 #pragma unroll
     for (int j = 0; j < kPairsALane; ++j) angle_[j] = __ldg(from + j);
   }
+  // Terms of the sixteen loaded before, without its own key offset's centre; angles: this warp's in shared memory.
+  __device__ __forceinline__ void compute(const typename Config::Shared& shared, const typename Config::RowData& data,
+                                          float2* angles) {
+    const int lane = fresh_thread() % 32, g = lane / 4, t = lane % 4;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kPairsALane; ++j) angles[kPairsALane * lane + j] = angle_[j];
+    __syncwarp();
+    float c[Config::kColumnTiles][4] = {};
+#pragma unroll 2
+    for (int m = 0; m < Config::kPairs / 16; ++m) {
+      // four neighbouring pairs of row g / 2 of each tile: even lanes g take the high part, odd ones the low part
+      const auto* turn = reinterpret_cast<const float4*>(angles + 16 * m + 4 * t);
+      const float4 turn01 = turn[0], turn23 = turn[1];
+      std::uint32_t b[Config::kColumnTiles][4];
+#pragma unroll
+      for (int n = 0; n < Config::kColumnTiles; ++n) {
+        const auto* from = reinterpret_cast<const float4*>(&data.coefficients[4 * n + g / 2][16 * m + 4 * t]);
+        const float4 x01 = from[0], x23 = from[1];
+        b[n][0] = turned(x01.x, x01.y, turn01.x, turn01.y, g % 2 != 0);
+        b[n][1] = turned(x01.z, x01.w, turn01.z, turn01.w, g % 2 != 0);
+        b[n][2] = turned(x23.x, x23.y, turn23.x, turn23.y, g % 2 != 0);
+        b[n][3] = turned(x23.z, x23.w, turn23.z, turn23.w, g % 2 != 0);
+      }
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        const uint4 a0 = *reinterpret_cast<const uint4*>(shared.fine[part][2 * m][lane]);
+        const uint4 a1 = *reinterpret_cast<const uint4*>(shared.fine[part][2 * m + 1][lane]);
+#pragma unroll
+        for (int n = 0; n < Config::kColumnTiles; ++n) {
+          mma_f16_k16(c[n], a0.x, a0.y, a0.z, a0.w, b[n][0], b[n][1]);
+          mma_f16_k16(c[n], a1.x, a1.y, a1.z, a1.w, b[n][2], b[n][3]);
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < Config::kColumnTiles; ++n) {
+      const float scale = data.term_scale[4 * n + t];
+      term_[n][0] = (c[n][0] + c[n][1]) * scale;
+      term_[n][1] = (c[n][2] + c[n][3]) * scale;
+    }
+  }
+  // Of row t of tile n.
+  __device__ __forceinline__ float of_page(int page, int n) const {
+    return __shfl_sync(~0u, page % 16 < 8 ? term_[n][0] : term_[n][1], 4 * (page % 8) + fresh_lane() % 4);
+  }
 
-  const float2* angles_;
-  int last_;
+ private:
+  static __device__ __forceinline__ int fresh_lane() { return threadIdx.x % 32; }
+  // (alpha, beta) turned by the angle, as FP16, or what that rounding leaves.
+  static __device__ __forceinline__ std::uint32_t turned(float alpha, float beta, float cosine, float sine, bool low) {
+    const SplitPair split(alpha * cosine + beta * sine, beta * cosine - alpha * sine);
+    return low ? split.low : split.high;
+  }
+
   float2 angle_[kPairsALane];
+  float term_[Config::kColumnTiles][2];
 };
 
 }  // namespace oscar::cuda

@@ -47,11 +47,11 @@ struct DecodeParams {
   int window_block;  // tokens, a multiple of 8
 
   // rotation of this layer
-  const float* key_matrix;          // [num_kv_heads, head_dim, head_dim] A_k^{-T}: q' = q A_k^{-T}
-  const float* value_matrix;        // [num_kv_heads, head_dim, head_dim] A_v^{-1}: x = y A_v^{-1}
-  const float* page_mean;           // [num_kv_heads, head_dim] mu0
-  const OffsetScale* key_offset;    // [num_kv_heads]
-  const OffsetScale* value_offset;  // [num_kv_heads]
+  const std::uint8_t* key_matrix;  // [num_kv_heads, matrix_bytes] A_k^{-T}: q' = q A_k^{-T}; fill_matrices() writes it
+  const std::uint8_t* value_matrix;  // [num_kv_heads, matrix_bytes] A_v^{-1}: x = y A_v^{-1}
+  const float* page_mean;            // [num_kv_heads, head_dim] mu0
+  const OffsetScale* key_offset;     // [num_kv_heads]
+  const OffsetScale* value_offset;   // [num_kv_heads]
   // [16 + ceil(max_pages / 16), head_dim / 2] (cos, sin) of inv_freq * 64 page for each channel pair, (1, 0) for pairs
   // that do not turn: pages 0..15, then pages 0, 16, 32, ... fill_page_angles() writes it.
   const float2* page_angles;
@@ -65,13 +65,19 @@ struct DecodeParams {
   bool dependent;  // the kernel may start before the stream's preceding one has finished (history is in place by then)
 };
 
+// Divides by a number that the host knows, x divisor < 2^32: a multiplication on the device.
+struct Divisor {
+  std::uint32_t divisor, magic;  // ceil(2^32 / divisor), 0 for 1
+};
+
 // How a launch is cut: chosen once a shape, on the host, without looking at lengths.
 struct DecodePlan {
-  int num_blocks;               // persistent thread blocks
-  int num_warps;                // a block
-  int column_tiles;             // of 4 query rows each
-  int row_groups;               // query rows of a KV head / (4 column_tiles), rounded up
-  std::size_t workspace_bytes;  // a part a block
+  int num_blocks;                                // persistent thread blocks
+  int num_warps;                                 // a block
+  int column_tiles;                              // of 4 query rows each
+  int row_groups;                                // query rows of a KV head / (4 column_tiles), rounded up
+  Divisor by_requests, by_row_groups, by_ratio;  // of num_requests, row_groups, query heads a KV head
+  std::size_t workspace_bytes;                   // a part a block
   std::size_t shared_bytes;
 };
 

@@ -1,5 +1,6 @@
 #include "plan.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -24,6 +25,13 @@ Result<DecodePlan> plan_decode(const DecodeShape& shape, int num_sms) {
   DecodePlan plan{};
   plan.column_tiles = rows <= 4 ? 1 : 2;
   plan.row_groups = (rows + 4 * plan.column_tiles - 1) / (4 * plan.column_tiles);
+  const auto divisor = [](int n) {
+    const auto d = static_cast<std::uint32_t>(n);
+    return Divisor{d, d == 1 ? 0 : static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + d - 1) / d)};
+  };
+  plan.by_requests = divisor(shape.num_requests);
+  plan.by_row_groups = divisor(plan.row_groups);
+  plan.by_ratio = divisor(shape.num_qo_heads / shape.num_kv_heads);
   plan.num_warps = decode_warps(shape.head_dim, plan.column_tiles);
   plan.num_blocks = num_sms;
   plan.workspace_bytes = (plan.num_blocks * part_bytes(shape.head_dim, plan.column_tiles) + 255) / 256 * 256;
@@ -36,6 +44,13 @@ Status check_decode(const DecodeParams& params, const DecodeShape& shape) {
   const auto bad = [](const std::string& what) { return make_error(ErrorCode::kInvalidArgument, "decode: " + what); };
   if (params.window_block <= 0 || params.window_block % kWindowTokens != 0)
     return bad("window_block is " + std::to_string(params.window_block) + "; it must be a multiple of 8");
+  if (reinterpret_cast<std::uintptr_t>(params.q) % 16 != 0 || params.q_token_stride % 8 != 0 ||
+      params.q_head_stride % 8 != 0)
+    return bad("q must be 16-byte aligned and its strides multiples of 8 elements; q_token_stride is " +
+               std::to_string(params.q_token_stride) + ", q_head_stride " + std::to_string(params.q_head_stride));
+  if (params.window_block > 1 << 15 || shape.num_kv_heads > 1 << 14)
+    return bad("window_block is " + std::to_string(params.window_block) + " and num_kv_heads " +
+               std::to_string(shape.num_kv_heads) + "; use at most 32768 and 16384");
   if (params.sink < 0 || params.recent < params.query_length)
     return bad("sink " + std::to_string(params.sink) + ", recent " + std::to_string(params.recent) +
                ": sink must not be negative and recent at least query_length");
@@ -50,6 +65,29 @@ Status check_decode(const DecodeParams& params, const DecodeShape& shape) {
                std::to_string(shape.num_qo_heads) + " and max_pages " + std::to_string(shape.max_pages) +
                " make 2^31 work items or more; split the batch");
   return {};
+}
+
+void fill_matrices(const float* matrices, int num_kv_heads, int head_dim, std::uint8_t* out) {
+  const auto d = static_cast<std::size_t>(head_dim);
+  for (int head = 0; head < num_kv_heads; ++head, matrices += d * d, out += matrix_bytes(head_dim)) {
+    auto* steps = reinterpret_cast<float*>(out + 2 * d * d);
+    for (std::size_t output = 0; output < d; ++output) {
+      float largest = 0;
+      for (std::size_t input = 0; input < d; ++input)
+        largest = std::max(largest, std::abs(matrices[input * d + output]));
+      const float step = largest > 0 ? largest / 32512.0f : 1.0f;
+      steps[output] = step;
+      for (std::size_t input = 0; input < d; ++input) {
+        const auto fixed = static_cast<int>(std::nearbyint(matrices[input * d + output] / step));
+        const int high = (fixed + 128) >> 8;
+        // lane 4 (row % 8) + input % 16 / 4 of the tile, word (row / 8) + 2 (input % 32 / 16), byte input % 4
+        const std::size_t tile = (output / 16 * (d / 32) + input / 32) * 2, lane = 4 * (output % 8) + input % 16 / 4;
+        const std::size_t byte = 16 * lane + 4 * (output % 16 / 8 + 2 * (input % 32 / 16)) + input % 4;
+        out[512 * tile + byte] = static_cast<std::uint8_t>(high);
+        out[512 * (tile + 1) + byte] = static_cast<std::uint8_t>(fixed - 256 * high);
+      }
+    }
+  }
 }
 
 std::size_t page_angle_floats(int head_dim, int max_pages) {

@@ -22,6 +22,10 @@ Result<DecodePlan> plan_decode(const DecodeShape& shape, int num_sms);
 // made.
 Status check_decode(const DecodeParams& params, const DecodeShape& shape);
 
+// DecodeParams::key_matrix or value_matrix of [num_kv_heads, head_dim, head_dim] floats, in host memory [num_kv_heads,
+// matrix_bytes]: 16-bit fixed point, each output channel (last index) with its own step, in the kernel's order.
+void fill_matrices(const float* matrices, int num_kv_heads, int head_dim, std::uint8_t* out);
+
 // DecodeParams::page_angles for sequences of up to max_pages, in host memory [page_angle_floats]. inverse_frequency
 // [rotary_dim / 2]: as the engine's RoPE uses it, scaling included. Angles are evaluated in double.
 std::size_t page_angle_floats(int head_dim, int max_pages);

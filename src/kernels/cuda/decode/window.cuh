@@ -25,14 +25,14 @@ template <typename Config>
 struct WindowQuery {
   std::uint32_t fragment[Config::kHeadDim / 16][2];
   int position[2];  // of rows 2t, 2t + 1
-  __device__ __forceinline__ void load(const typename Config::Shared& shared, int lane) {
+  __device__ __forceinline__ void load(const typename Config::RowData& data, int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int c = 0; c < Config::kHeadDim / 16; ++c)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         fragment[c][i] =
-            g < Config::kRows ? *reinterpret_cast<const std::uint32_t*>(&shared.query[g][16 * c + 8 * i + 2 * t]) : 0;
+            g < Config::kRows ? *reinterpret_cast<const std::uint32_t*>(&data.query[g][16 * c + 8 * i + 2 * t]) : 0;
   }
 };
 
