@@ -14,8 +14,8 @@ namespace oscar::test {
 namespace {
 
 const std::vector<std::string>& verbs() {
-  static const std::vector<std::string> names = {"calibrate", "run",  "eval",   "report",
-                                                 "inspect",   "size", "doctor", "version"};
+  static const std::vector<std::string> names = {"calibrate", "run",     "eval", "report", "convert",
+                                                 "verify",    "inspect", "size", "doctor", "version"};
   return names;
 }
 

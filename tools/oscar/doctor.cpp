@@ -11,9 +11,9 @@
 #include <oscar/isa.hpp>
 #include <oscar/version.hpp>
 
+#include "checks.hpp"
 #include "machine.hpp"
 #include "options.hpp"
-#include "outcome.hpp"
 
 namespace oscar::tool {
 namespace {
@@ -25,24 +25,6 @@ struct DoctorOptions {
   std::string model, rotation;
   Format format = Format::kTable;
 };
-
-enum class Verdict { kOk, kWarning, kFailed };
-
-struct Check {
-  std::string name, found;
-  Verdict verdict = Verdict::kOk;
-  std::string remedy;
-  int exit_code = kExitCheckFailed;  // when it failed
-};
-
-std::string_view verdict_text(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kOk: return "ok";
-    case Verdict::kWarning: return "warning";
-    case Verdict::kFailed: return "failed";
-  }
-  return "?";
-}
 
 Check instruction_set() {
   std::string names;
@@ -131,23 +113,11 @@ std::vector<Check> run_checks(const DoctorOptions& options) {
 
 Result<int> run_doctor(const DoctorOptions& options) {
   const std::vector<Check> checks = run_checks(options);
-  int exit_code = kExitDone;
-  Table table({"check", "found", "verdict"}, 3);
-  auto json = nlohmann::ordered_json::array();
-  std::string remedies;
-  for (const Check& check : checks) {
-    table.add({check.name, check.found, std::string(verdict_text(check.verdict))});
-    json.push_back({{"check", check.name},
-                    {"found", check.found},
-                    {"verdict", verdict_text(check.verdict)},
-                    {"remedy", check.remedy}});
-    if (!check.remedy.empty()) remedies += fmt::format("{}: {}\n", check.name, check.remedy);
-    if (check.verdict == Verdict::kFailed) exit_code = std::max(exit_code, check.exit_code);
-  }
+  const int exit_code = exit_code_of(checks);
   if (options.format == Format::kJson) {
-    print_json(nlohmann::ordered_json{{"checks", json}, {"exit_code", exit_code}});
+    print_json(nlohmann::ordered_json{{"checks", checks_json(checks)}, {"exit_code", exit_code}});
   } else {
-    print(table.text() + (remedies.empty() ? "" : "\n" + remedies));
+    print(checks_text(checks));
   }
   return exit_code;
 }

@@ -8,17 +8,16 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <memory>
 #include <oscar/covariance.hpp>
 
 #include "options.hpp"
 #include "outcome.hpp"
+#include "rotation/transform_check.hpp"
 
 namespace oscar::tool {
 namespace {
 
-using FloatMatrix = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
 using DoubleMatrix = Eigen::Map<const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
 
 struct InspectOptions {
@@ -100,28 +99,19 @@ std::string geometry_text(const ModelGeometry& geometry) {
   return out + table.text();
 }
 
-// Largest over smallest singular value.
-double condition_number(const std::vector<float>& transform) {
-  const auto size = static_cast<Eigen::Index>(std::lround(std::sqrt(static_cast<double>(transform.size()))));
-  if (size == 0) return 1;
-  const Eigen::MatrixXd a = FloatMatrix(transform.data(), size, size).cast<double>();
-  const Eigen::VectorXd squares =
-      Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(a.transpose() * a, Eigen::EigenvaluesOnly).eigenvalues();
-  return std::sqrt(squares(size - 1) / std::max(squares(0), std::numeric_limits<double>::min()));
-}
-
 Result<int> inspect_rotation(const InspectOptions& options) {
   OSCAR_ASSIGN(const auto set, load_rotation(options.path));
   Table table({"layer", "KV heads", "K condition", "V condition", "|page mean|"}, 1);
   auto layers = nlohmann::ordered_json::array();
   for (const auto& [index, layer] : set->layers) {
+    const int head_dim = set->geometry.layers[static_cast<std::size_t>(index)].head_dim;
     double key = 1;
     double value = 1;
     double mean = 0;
     auto heads = nlohmann::ordered_json::array();
     for (const HeadRotation& head : layer.heads) {
-      const double head_key = condition_number(head.key.transform);
-      const double head_value = condition_number(head.value.transform);
+      const double head_key = condition_number(head.key.transform, head_dim);
+      const double head_value = condition_number(head.value.transform, head_dim);
       double square = 0;
       for (const double m : head.page_mean) square += m * m;
       heads.push_back({{"key_condition", head_key},

@@ -38,6 +38,8 @@ int run_program(int argc, char** argv) {
                                    add_run(app, globals),
                                    add_eval(app, globals),
                                    add_report(app),
+                                   add_convert(app),
+                                   add_verify(app),
                                    add_inspect(app),
                                    add_size(app),
                                    add_doctor(app),

@@ -29,6 +29,8 @@ Verb add_calibrate(CLI::App& app, const Globals& globals);
 Verb add_run(CLI::App& app, const Globals& globals);
 Verb add_eval(CLI::App& app, const Globals& globals);
 Verb add_report(CLI::App& app);
+Verb add_convert(CLI::App& app);
+Verb add_verify(CLI::App& app);
 Verb add_inspect(CLI::App& app);
 Verb add_size(CLI::App& app);
 Verb add_doctor(CLI::App& app);

@@ -134,6 +134,18 @@ TEST(FileReader, RefusesFoldersPipesAndMissingFiles) {
   }
 }
 
+TEST(AtomicFile, AFlushedFileStillHasNoNameUntilItIsCommitted) {
+  const TempFolder folder;
+  const std::string path = folder.file("out.txt");
+  auto file = AtomicFile::create(path);
+  ASSERT_TRUE(file);
+  ASSERT_TRUE(file->write(std::as_bytes(std::span(std::string_view("12345")))));
+  ASSERT_TRUE(file->flush());
+  EXPECT_FALSE(FileReader::open(path));
+  ASSERT_TRUE(file->commit());
+  EXPECT_EQ(read_file(path, 5).value(), "12345");
+}
+
 TEST(ReadFile, RefusesALargerFileThanAllowed) {
   const TempFolder folder;
   const std::string path = folder.file("in.txt");
