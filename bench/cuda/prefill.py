@@ -14,8 +14,7 @@ import torch
 
 from oscar_cuda import PAGE, Case, Library, graph_time
 
-MAX_ERROR = 1e-2   # of the row's largest output: BF16 rounding of the output is 4e-3 at worst, FP16 queries and keys as much again
-GOAL_ERROR = 5e-3
+MAX_ERROR = 5e-3  # of the row's largest output: BF16 rounding of the output is 3.9e-3 at worst, FP16 queries and weights add to it
 WINDOW_BLOCK = 16
 
 
@@ -168,7 +167,7 @@ def check(lib):
         ([2500, 900], [60, 40], 8, 2, 128, dict(sink=200, recent=300, means=False)),
         ([40000], [64], 4, 1, 128, {}),
     ]
-    bad = missed = 0
+    bad = 0
     for histories, chunks, hq, hk, d, kw in cases:
         case = History(lib, histories, chunks, hq, hk, d, **kw)
         case.run()
@@ -185,9 +184,8 @@ def check(lib):
         same = bool((case.out.view(torch.int16) == first.view(torch.int16)).all())
         ok = worst <= MAX_ERROR and same
         bad += not ok
-        missed += worst > GOAL_ERROR
         print(f"{'ok ' if ok else 'BAD'} history {histories} chunk {chunks} heads {hq}/{hk} head_dim {d} {kw}: error {worst:.2e}, lse {worst_lse:.1e}, repeat equal {same}", flush=True)
-    print(f"{len(cases) - bad} passed, {bad} failed; {missed} above the goal of {GOAL_ERROR:.0e}", flush=True)
+    print(f"{len(cases) - bad} passed, {bad} failed (bound {MAX_ERROR:.0e})", flush=True)
     return bad
 
 

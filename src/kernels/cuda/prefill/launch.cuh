@@ -22,8 +22,10 @@ cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan,
   const int row_tiles = (params.num_tokens * (params.num_qo_heads / params.num_kv_heads) + 63) / 64;
   const dim3 rotate(std::min(row_tiles, 64), params.num_kv_heads, kHeadDim / 64);
   rotate_kernel<kHeadDim, true><<<rotate, 128, kFragments, stream>>>(params);
-  page_means_kernel<kHeadDim>
-      <<<dim3((plan.max_pages + 7) / 8, params.num_kv_heads), kHeadDim, 0, stream>>>(params, plan);
+  if (params.block_means != nullptr)
+    page_means_kernel<kHeadDim>
+        <<<dim3(plan.mean_groups * Config::kMeanPages / kMeanPagesOfBlock<kHeadDim>, params.num_kv_heads), kHeadDim, 0,
+           stream>>>(params, plan);
   if (plan.sink_tiles + plan.recent_tiles > 0)
     window_kernel<kHeadDim>
         <<<dim3(plan.sink_tiles + plan.recent_tiles, params.num_kv_heads, params.num_requests), 256, 0, stream>>>(

@@ -55,10 +55,10 @@ inline constexpr int kPrefillRows = 128;  // query rows (token, head of the grou
 struct PrefillPlan {
   int row_tiles;                             // of kPrefillRows, of one KV head
   int tile_keys;                             // keys of one step of the main loop
-  int max_pages;                             // of the longest history
   int sink_tiles, recent_tiles;              // window tiles of a request
+  int mean_groups;                           // images of page means of a head
   std::int64_t means_offset, window_offset;  // bytes into the workspace; rotated queries are first
-  std::int64_t window_tile_bytes;            // K and V image of one tile
+  std::int64_t window_tile_bytes;            // image of one tile, layout.hpp
   std::int64_t workspace_bytes;
 };
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "../common/shape_checks.hpp"
+#include "layout.hpp"
 
 namespace oscar::cuda {
 namespace {
@@ -34,17 +35,17 @@ Result<PrefillPlan> plan_prefill(const PrefillShape& shape) {
   const std::int64_t group = shape.num_qo_heads / shape.num_kv_heads;
   const auto tiles = [](std::int64_t count, std::int64_t of) { return static_cast<int>((count + of - 1) / of); };
   PrefillPlan plan{};
-  plan.tile_keys = shape.head_dim == 256 ? 64 : 128;  // shared memory holds two stages of K and V
+  plan.tile_keys = prefill_tile_keys(shape.head_dim);
   // every request may end inside a tile
   plan.row_tiles = tiles(shape.num_tokens * group, kPrefillRows) + shape.num_requests - 1;
-  plan.max_pages = shape.max_pages;
   plan.sink_tiles = tiles(shape.sink, plan.tile_keys);
   plan.recent_tiles = tiles(shape.recent, plan.tile_keys);
-  plan.window_tile_bytes = std::int64_t{2} * 2 * plan.tile_keys * shape.head_dim;
+  plan.window_tile_bytes = prefill_window_tile_bytes(shape.head_dim);
+  plan.mean_groups = tiles(shape.max_pages, prefill_mean_pages(shape.head_dim));
   const auto align = [](std::int64_t bytes) { return (bytes + 1023) / 1024 * 1024; };
   plan.means_offset = align(std::int64_t{2} * shape.num_tokens * shape.num_qo_heads * shape.head_dim);
-  plan.window_offset =
-      plan.means_offset + align(std::int64_t{2} * shape.max_pages * shape.num_kv_heads * shape.head_dim);
+  plan.window_offset = plan.means_offset +
+                       align(std::int64_t{plan.mean_groups} * shape.num_kv_heads * prefill_means_bytes(shape.head_dim));
   plan.workspace_bytes = plan.window_offset + plan.window_tile_bytes * shape.num_requests * shape.num_kv_heads *
                                                   (plan.sink_tiles + plan.recent_tiles);
   return plan;

@@ -6,13 +6,16 @@
 
 namespace oscar::cuda {
 
+inline constexpr float kLog2OfE = 1.4426950408889634f;
+
 inline __device__ __half saturated_half(float value) {
   return __float2half_rn(fminf(fmaxf(value, -65504.0f), 65504.0f));
 }
 
-// kQueries: q' = q A_k^{-T}, bfloat16 to float16, channels in tile order. Otherwise x = y A_v^{-1}, float16 to
-// bfloat16. Grid: (blocks that share the row tiles of 64, KV head, block of 64 output channels); rows are (token, head
-// of the group). The matrix is split in two 16-bit parts, relative error 2^-17 (2^-21), as fragments in shared memory.
+// kQueries: q' = q A_k^{-T}, bfloat16 to float16, channels in tile order and scaled as config.hpp says. Otherwise x = y
+// A_v^{-1}, float16 to bfloat16. Grid: (blocks that share the row tiles of 64, KV head, block of 64 output channels);
+// rows are (token, head of the group). The matrix is split in two 16-bit parts, relative error 2^-17 (2^-21), as
+// fragments in shared memory.
 template <int kHeadDim, bool kQueries>
 __global__ __launch_bounds__(128) void rotate_kernel(const __grid_constant__ PrefillParams p) {
   constexpr int kSteps = kHeadDim / 16;
@@ -91,11 +94,12 @@ __global__ __launch_bounds__(128) void rotate_kernel(const __grid_constant__ Pre
 #pragma unroll
       for (int tile = 0; tile < 8; ++tile) {
         const int column = 64 * blockIdx.z + 8 * tile + 2 * t;
-        if constexpr (kQueries)
+        if constexpr (kQueries) {
+          const float factor = p.scale * kLog2OfE * query_factor(2 * (tile % 2) + t / 2);
           *reinterpret_cast<__half2*>(
               rotated + (static_cast<std::int64_t>(token[r]) * p.num_qo_heads + qo_head[r]) * kHeadDim + column) =
-              __halves2half2(saturated_half(acc[tile][2 * r]), saturated_half(acc[tile][2 * r + 1]));
-        else
+              __halves2half2(saturated_half(acc[tile][2 * r] * factor), saturated_half(acc[tile][2 * r + 1] * factor));
+        } else
           *reinterpret_cast<__nv_bfloat162*>(p.out + token[r] * p.out_token_stride + qo_head[r] * p.out_head_stride +
                                              column) = __floats2bfloat162_rn(acc[tile][2 * r], acc[tile][2 * r + 1]);
       }
@@ -103,37 +107,45 @@ __global__ __launch_bounds__(128) void rotate_kernel(const __grid_constant__ Pre
   }
 }
 
-// Mean key of each page in the rotated space and tile order, over kValueScale. Grid: (8 pages a block, KV head).
+// Mean key of each page in the rotated space as the images of the tiles that meet the queries, in two float16 parts (22
+// bits: the term is common to the page's 64 scores). Grid: (kMeanPagesOfBlock pages a block, KV head).
+template <int kHeadDim>
+inline constexpr int kMeanPagesOfBlock =
+    PrefillConfig<kHeadDim>::kMeanPages < 8 ? PrefillConfig<kHeadDim>::kMeanPages : 8;
 template <int kHeadDim>
 __global__ __launch_bounds__(kHeadDim) void page_means_kernel(const __grid_constant__ PrefillParams p,
                                                               const __grid_constant__ PrefillPlan plan) {
-  constexpr int kPages = 8;
+  using Config = PrefillConfig<kHeadDim>;
+  constexpr int kPages = kMeanPagesOfBlock<kHeadDim>;
   __shared__ float s_mean[kPages][kHeadDim];
   const int head = blockIdx.y, position = threadIdx.x;
   const int channel = position / 64 * 64 + channel_at_position(position % 64);
-  auto* means = reinterpret_cast<__half*>(reinterpret_cast<std::uint8_t*>(p.workspace) + plan.means_offset);
   float sum[kPages] = {};
-  if (p.block_means != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kPages; ++i) {
-      const int block = min(static_cast<int>(blockIdx.x) * kPages + i, p.num_blocks - 1);
-      s_mean[i][position] =
-          p.block_means[(static_cast<std::int64_t>(block) * p.num_kv_heads + head) * kHeadDim + position];
-    }
-    __syncthreads();
-    const float* column = p.key_transform + static_cast<std::int64_t>(head) * kHeadDim * kHeadDim + channel;
-    for (int k = 0; k < kHeadDim; ++k) {
-      const float a = __ldg(column + k * kHeadDim);
-#pragma unroll
-      for (int i = 0; i < kPages; ++i) sum[i] = fmaf(s_mean[i][k], a, sum[i]);
-    }
-  }
 #pragma unroll
   for (int i = 0; i < kPages; ++i) {
-    const int page = blockIdx.x * kPages + i;
-    if (page < plan.max_pages)
-      means[(static_cast<std::int64_t>(page) * p.num_kv_heads + head) * kHeadDim + position] =
-          saturated_half(sum[i] / PrefillConfig<kHeadDim>::kValueScale);
+    const int block = min(static_cast<int>(blockIdx.x) * kPages + i, p.num_blocks - 1);
+    s_mean[i][position] =
+        p.block_means[(static_cast<std::int64_t>(block) * p.num_kv_heads + head) * kHeadDim + position];
+  }
+  __syncthreads();
+  const float* column = p.key_transform + static_cast<std::int64_t>(head) * kHeadDim * kHeadDim + channel;
+  for (int k = 0; k < kHeadDim; ++k) {
+    const float a = __ldg(column + k * kHeadDim);
+#pragma unroll
+    for (int i = 0; i < kPages; ++i) sum[i] = fmaf(s_mean[i][k], a, sum[i]);
+  }
+  const int group = blockIdx.x * kPages / Config::kMeanPages;
+  std::uint8_t* image = reinterpret_cast<std::uint8_t*>(p.workspace) + plan.means_offset +
+                        (static_cast<std::int64_t>(group) * p.num_kv_heads + head) * Config::kMeansBytes +
+                        position / 64 * 2 * Config::kMeanPages * 128 + 2 * (position % 8);
+  const float factor = 1.0f / query_factor(channel / 16 % 4);
+#pragma unroll
+  for (int i = 0; i < kPages; ++i) {
+    const int row = 2 * (blockIdx.x * kPages % Config::kMeanPages + i), piece = position % 64 / 8;
+    const __half rounded = saturated_half(sum[i] * factor);
+    *reinterpret_cast<__half*>(image + swizzled(row, piece)) = rounded;
+    *reinterpret_cast<__half*>(image + swizzled(row + 1, piece)) =
+        saturated_half(sum[i] * factor - __half2float(rounded));
   }
 }
 
@@ -158,7 +170,9 @@ __global__ __launch_bounds__(256) void window_kernel(const __grid_constant__ Pre
   std::uint8_t* key =
       reinterpret_cast<std::uint8_t*>(p.workspace) + plan.window_offset +
       ((static_cast<std::int64_t>(request) * p.num_kv_heads + head) * gridDim.x + blockIdx.x) * plan.window_tile_bytes;
-  std::uint8_t* value = key + Config::kTileBytes;
+  std::uint8_t* value = key + Config::kKeyBytes;
+  std::uint8_t* terms = value + Config::kValueBytes;
+  auto* steps = reinterpret_cast<float*>(terms + prefill_term_bytes(kHeadDim));
   const std::int64_t matrix = static_cast<std::int64_t>(head) * kHeadDim * kHeadDim + channel;
   for (int token0 = 0; token0 < Config::kTileKeys; token0 += kParts * kTokens) {
     __syncthreads();
@@ -188,15 +202,28 @@ __global__ __launch_bounds__(256) void window_kernel(const __grid_constant__ Pre
       }
     }
     const int at = position_of_channel(channel % 64);
+    const float factor = 1.0f / query_factor(channel / 16 % 4);
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       const int token = token0 + part * kTokens + i, position = position_of_token(token % 64);
       *reinterpret_cast<__half*>(key + channel / 64 * Config::kTileKeys * 128 +
                                  swizzled(token / 64 * 64 + position, at / 8) + 2 * (at % 8)) =
-          saturated_half(sum[0][i] / Config::kValueScale);
-      *reinterpret_cast<__half*>(value + token / 64 * kHeadDim * 128 + swizzled(channel, position / 8) +
-                                 2 * (position % 8)) = saturated_half(sum[1][i] / Config::kValueScale);
+          saturated_half(sum[0][i] * factor);
+      *reinterpret_cast<__half*>(value + token / 64 * Config::kValueRows * 128 + swizzled(channel, position / 8) +
+                                 2 * (position % 8)) = saturated_half(sum[1][i] * kValueUnit);
     }
+  }
+  // step 1, offset 0
+  for (int token = threadIdx.x; token < Config::kTileKeys; token += 256) {
+    steps[step_index(token, Config::kTileKeys)] = 1.0f;
+    *reinterpret_cast<uint4*>(terms + 32 * token) = make_uint4(0, 0, 0, 0);
+    *reinterpret_cast<uint4*>(terms + 32 * token + 16) = make_uint4(0, 0, 0, 0);
+    const int position = token % 64;
+#pragma unroll
+    for (int row = 0; row < kExtraRows; ++row)
+      *reinterpret_cast<__half*>(value + token / 64 * Config::kValueRows * 128 +
+                                 swizzled(kHeadDim + row, position / 8) + 2 * (position % 8)) =
+          __float2half_rn(row == 0 ? kInverseStepUnit : 0.0f);
   }
 }
 

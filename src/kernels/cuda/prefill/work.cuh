@@ -5,9 +5,6 @@
 
 namespace oscar::cuda {
 
-inline constexpr float kLevelSpacing = 0.9957f;  // distance of neighbouring levels (oscar/codec.hpp)
-inline constexpr float kLog2OfE = 1.4426950408889634f;
-
 struct KeyBounds {
   int low, high;  // inclusive
 };
@@ -18,6 +15,7 @@ struct PrefillWork {
   int first_position, last_position;       // of the block's rows
   int first_page, last_page, history_tiles;
   int sink_tiles, recent_tiles;
+  int whole_begin, whole_end;  // history tiles of which every row reads every key
 
   __device__ int num_tiles() const { return history_tiles + sink_tiles + recent_tiles; }
   // Index of the tile among the request's window tiles.
@@ -55,7 +53,7 @@ __device__ __forceinline__ bool find_work(const PrefillParams& p, const PrefillP
   work.last_position = work.history + (work.first_row + work.num_rows - 1) / group;
   const int visible = p.sliding_window > 0 ? max(work.first_position - p.sliding_window + 1, 0) : 0;
   const int low = max(p.sink, visible), high = min(work.history - 1, work.last_position - p.recent);
-  work.first_page = low / kPageTokens;
+  work.first_page = low / kPageTokens / Config::kTilePages * Config::kTilePages;  // tiles never straddle mean groups
   work.last_page = max(high, 0) / kPageTokens;
   work.history_tiles = high >= low ? (work.last_page - work.first_page) / Config::kTilePages + 1 : 0;
   const int sink = min(p.sink, work.history);
@@ -63,6 +61,11 @@ __device__ __forceinline__ bool find_work(const PrefillParams& p, const PrefillP
   const int recent = work.history - max(work.history - p.recent + 1, 0);
   work.recent_tiles =
       work.first_position - p.recent + 1 < work.history ? (recent + Config::kTileKeys - 1) / Config::kTileKeys : 0;
+  const KeyBounds first = work.bounds(p, 0, work.first_position), last = work.bounds(p, 0, work.last_position);
+  const int from = max(first.low, last.low) - work.first_page * kPageTokens;
+  const int to = min(first.high, last.high) + 1 - work.first_page * kPageTokens;
+  work.whole_begin = (max(from, 0) + Config::kTileKeys - 1) / Config::kTileKeys;
+  work.whole_end = min(max(to, 0) / Config::kTileKeys, work.history_tiles);
   return true;
 }
 
