@@ -154,6 +154,7 @@ TEST(RowFileTest, FinishedRowsComeBackAndForeignFilesAreRefused) {
   row.summary.num_tokens = 255;
   row.mode = "prefix";
   row.positions = {{1536, 0.25, 64}, {1600, 0.5, 63}};
+  row.retrieval = {8, 16, 12, 15, -0.75, -0.5, {{0.25, 4, 3, 4}}};
   {
     auto file = RowFile::open(path);
     ASSERT_TRUE(file);
@@ -166,6 +167,8 @@ TEST(RowFileTest, FinishedRowsComeBackAndForeignFilesAreRefused) {
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found->summary.kl, 0.125);
   EXPECT_EQ(found->summary.num_tokens, 255U);
+  ASSERT_EQ(found->retrieval.depths.size(), 1U);
+  EXPECT_EQ(found->retrieval.depths[0].exact, 3);
   EXPECT_EQ(row_json(*found), row_json(row));
   std::filesystem::resize_file(path, 20);
   const auto broken = RowFile::open(path);

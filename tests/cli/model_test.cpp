@@ -75,7 +75,7 @@ TEST_F(ModelProgramTest, CalibratesThenRunsThenScores) {
                                          "--statistics",
                                          path("s.safetensors"),
                                          "--method",
-                                         "f16,naive,ours",
+                                         "f16,naive,ours,ours-k4,kivi",
                                          "--prefix",
                                          "512",
                                          "--score",
@@ -87,12 +87,34 @@ TEST_F(ModelProgramTest, CalibratesThenRunsThenScores) {
   const ProgramRun scored = run_oscar(eval);
   ASSERT_EQ(scored.exit_code, 0) << scored.err;
   const auto rows = nlohmann::json::parse(scored.out)["rows"];
-  ASSERT_EQ(rows.size(), 3U);
+  ASSERT_EQ(rows.size(), 5U);
   constexpr double kNoiseFloor = 0.002;  // other summation orders in attention; 0.0007 on long texts
   EXPECT_LT(rows[0]["kl"].get<double>(), kNoiseFloor);
   EXPECT_GT(rows[1]["kl"].get<double>(), rows[2]["kl"].get<double>());
   EXPECT_EQ(rows[2]["tokens"], 63);
+  EXPECT_LT(rows[3]["kl"].get<double>(), rows[2]["kl"].get<double>()) << "4-bit keys leave less";
+  EXPECT_LT(rows[4]["kl"].get<double>(), rows[1]["kl"].get<double>()) << "KIVI beats min/max of a whole row";
+  EXPECT_DOUBLE_EQ(rows[3]["bits_per_element"].get<double>(), 3.25);
+  EXPECT_DOUBLE_EQ(rows[4]["bits_per_element"].get<double>(), 3);
   EXPECT_EQ(run_oscar(eval).out, scored.out) << "finished rows are reused to the letter";
+
+  const ProgramRun asked =
+      run_oscar({"eval", "-m", model_, "-f", text_, "-r", path("r.safetensors"), "--method", "f16,ours", "--retrieval",
+                 "2", "--prefix", "512,576", "--window-list", "64+256,4+64", "--format", "json"});
+  ASSERT_EQ(asked.exit_code, 0) << asked.err;
+  const auto answers = nlohmann::json::parse(asked.out)["rows"];
+  ASSERT_EQ(answers.size(), 8U);  // 2 lengths, 2 windows, 2 methods
+  for (const auto& row : answers) {
+    EXPECT_EQ(row["questions"], 2);
+    EXPECT_EQ(row["keys"], 2);
+    EXPECT_LT(row["baseline_answer_log_p"].get<double>(), 0);
+  }
+  // What the noise of our path may do to an answer of some five tokens.
+  constexpr double kLogNoise = 0.5;
+  EXPECT_NEAR(answers[0]["answer_log_p"].get<double>(), answers[0]["baseline_answer_log_p"].get<double>(), kLogNoise);
+  EXPECT_EQ(answers[2]["recent"], 64);
+  EXPECT_EQ(answers[0]["kl"], answers[2]["kl"]) << "f16 has no windows";
+  EXPECT_LT(answers[1]["kl"].get<double>(), answers[3]["kl"].get<double>()) << "smaller windows cost accuracy";
 }
 
 }  // namespace

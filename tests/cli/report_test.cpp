@@ -34,11 +34,44 @@ nlohmann::json row(const std::string& text, const std::string& method, double bi
       {"ratio_error", 0.01},
       {"tokens", 255},
       {"seconds", 1.0},
+      {"keys", 0},
+      {"questions", 0},
+      {"exact", 0},
+      {"baseline_exact", 0},
+      {"answer_log_p", 0.0},
+      {"baseline_answer_log_p", 0.0},
+      {"depths", nlohmann::json::array()},
       {"positions",
        {{{"first", prefix}, {"kl", kl}, {"tokens", 64}}, {{"first", prefix + 64}, {"kl", 2 * kl}, {"tokens", 64}}}}};
 }
 
+nlohmann::json retrieval_row(const std::string& method, int prefix, int exact) {
+  nlohmann::json result = row("prose", method, 2.25, 0.02, prefix);
+  result["keys"] = 8;
+  result["questions"] = 16;
+  result["exact"] = exact;
+  result["baseline_exact"] = 15;
+  result["answer_log_p"] = -0.75;
+  for (int i = 0; i < 4; ++i) {
+    result["depths"].push_back({{"from", i / 4.0}, {"questions", 4}, {"exact", exact / 4}, {"baseline_exact", 4}});
+  }
+  return result;
+}
+
 class ReportTest : public ProgramTest {};
+
+TEST_F(ReportTest, RetrievalIsOneMapOverAllContextLengths) {
+  const nlohmann::json rows = {{"rows",
+                                {retrieval_row("ours", 2048, 13), retrieval_row("ours", 4096, 11),
+                                 retrieval_row("kivi", 4096, 2), row("prose", "ours", 2.25, 0.02, 2048)}}};
+  const std::string page = path("page.html");
+  const ProgramRun run = run_oscar({"report", write("rows.json", rows.dump()), "-o", page});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.err.find("4 rows in 2 sections"), std::string::npos) << run.err;
+  const std::string html = read(page);
+  for (const char* part : {": retrieval</h2>", "8 pass keys", ">13/16<", ">11/16<", ">2/16<", ">15/16<", "-0.750"})
+    EXPECT_NE(html.find(part), std::string::npos) << part;
+}
 
 TEST_F(ReportTest, OnePageHoldsEverySectionAndLoadsNothing) {
   const nlohmann::json rows = {{"rows",

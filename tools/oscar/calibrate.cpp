@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <oscar/covariance.hpp>
 #include <oscar/version.hpp>
 
@@ -14,6 +15,7 @@
 #include "llama_session.hpp"
 #include "options.hpp"
 #include "outcome.hpp"
+#include "position_check.hpp"
 #include "predicted_error.hpp"
 #include "progress.hpp"
 #include "prompts.hpp"
@@ -27,9 +29,25 @@ struct CalibrateOptions {
   std::vector<std::string> texts, statistics_in;
   int num_tokens = 12288, window = 1536, threads = 1;
   std::int64_t max_context = 0;
-  bool per_layer = false;
+  bool per_layer = false, no_check = false;
   Format format = Format::kTable;
 };
+
+constexpr double kFirstWindow = 0.05;  // share of a text that is left out at its start: titles, licences
+
+// A model and the texts that go through it.
+struct Source {
+  Model model;
+  std::vector<TextFile> texts;
+};
+
+Result<Source> open_source(const CalibrateOptions& options, bool verbose) {
+  OSCAR_ASSIGN(std::vector<TextFile> texts, read_texts(options.texts));
+  start_llama(verbose);
+  OSCAR_ASSIGN(Model model, Model::load(options.model));
+  for (TextFile& text : texts) OSCAR_TRY(render_prompts(text, model));
+  return Source{std::move(model), std::move(texts)};
+}
 
 // Windows of token ids, spread evenly over the texts.
 Result<std::vector<std::vector<llama_token>>> cut_windows(const CalibrateOptions& options, const Model& model,
@@ -47,7 +65,6 @@ Result<std::vector<std::vector<llama_token>>> cut_windows(const CalibrateOptions
   for (int t = 0; t < num_texts; ++t) {
     const int count = num_windows / num_texts + (t < num_windows % num_texts ? 1 : 0);
     for (int i = 0; i < count; ++i) {
-      constexpr double kFirstWindow = 0.05;  // share of the text that is left out at its start: titles, licences
       const TextFile& text = texts[static_cast<std::size_t>(t)];
       OSCAR_ASSIGN(auto window, model.window(text, window_start(text.content, i, count, kFirstWindow), options.window,
                                              fmt::format("window {} of {}", i + 1, count), "a smaller --window"));
@@ -59,26 +76,29 @@ Result<std::vector<std::vector<llama_token>>> cut_windows(const CalibrateOptions
   return windows;
 }
 
-Result<ModelStatistics> sample_texts(const CalibrateOptions& options, bool verbose) {
-  ModelStatistics statistics;
-  OSCAR_ASSIGN(statistics.geometry, read_gguf_geometry(options.model));
-  OSCAR_ASSIGN(std::vector<TextFile> texts, read_texts(options.texts));
-  start_llama(verbose);
-  OSCAR_ASSIGN(const Model model, Model::load(options.model));
-  for (TextFile& text : texts) OSCAR_TRY(render_prompts(text, model));
-  OSCAR_ASSIGN(const auto windows, cut_windows(options, model, texts));
-  for (const auto& window : windows) statistics.num_tokens += static_cast<std::int64_t>(window.size());
-  statistics.corpus_hash = hash_texts(texts);
-
-  Progress progress(fmt::format("sampling {} tokens", statistics.num_tokens));
+// What is sampled with: the texts' windows go through the model.
+ggml::SampleOptions sample_options(const CalibrateOptions& options, Progress& progress) {
   ggml::SampleOptions sampling;
   sampling.num_threads = options.threads;
-  sampling.progress = [&](double fraction) {
+  sampling.progress = [&progress](double fraction) {
     progress.update(fraction);
     return !interrupted();
   };
+  return sampling;
+}
+
+Result<ModelStatistics> sample_texts(const CalibrateOptions& options, const Source& source) {
+  ModelStatistics statistics;
+  OSCAR_ASSIGN(statistics.geometry, read_gguf_geometry(options.model));
+  OSCAR_ASSIGN(const auto windows, cut_windows(options, source.model, source.texts));
+  for (const auto& window : windows) statistics.num_tokens += static_cast<std::int64_t>(window.size());
+  statistics.corpus_hash = hash_texts(source.texts);
+
+  Progress progress(fmt::format("sampling {} tokens", statistics.num_tokens));
+  const ggml::SampleOptions sampling = sample_options(options, progress);
   const auto add = [&](const SampleBlock& block) { return accumulate(statistics.layers[block.layer], block); };
-  if (const Status sampled = ggml::sample_model(model.get(), windows, sampling, statistics.geometry, add); !sampled) {
+  if (const Status sampled = ggml::sample_model(source.model.get(), windows, sampling, statistics.geometry, add);
+      !sampled) {
     return tl::unexpected(interrupted() ? interrupted_error() : sampled.error());
   }
   OSCAR_TRY(ggml::add_output_gram(options.model, statistics));
@@ -106,8 +126,49 @@ Result<ModelStatistics> read_statistics(const CalibrateOptions& options) {
   return statistics;
 }
 
+// Logit errors by position of a stretch of each text: between the sampled ones where the text is long enough.
+Result<PositionReport> check_positions(const CalibrateOptions& options, const Source& source, const RotationSet& set) {
+  constexpr int kLength = 1024;  // tokens; a model with a wider sliding window needs the whole --window
+  const bool slides = std::ranges::any_of(set.geometry.layers,
+                                          [](const LayerGeometry& layer) { return layer.sliding_window >= kLength; });
+  const int length = slides ? options.window : std::min(options.window, kLength);
+  const double spacing = 0.9 * options.window * static_cast<double>(source.texts.size()) / options.num_tokens;
+  std::vector<std::vector<llama_token>> windows;
+  for (const TextFile& text : source.texts) {
+    const auto from = [&](double share) {
+      return source.model.window(text, window_start(text.content, 0, 1, share), length, "the check", "--no-check");
+    };
+    auto window = from(std::min(kFirstWindow + spacing / 2, 0.99));
+    if (!window) window = from(kFirstWindow);
+    if (!window) return tl::unexpected(window.error());
+    windows.push_back(*std::move(window));
+  }
+  const auto pool = make_thread_pool(options.threads);
+  PositionCheck check(set, length, *pool);
+  Progress progress("checking positions");
+  ModelGeometry geometry = set.geometry;
+  const auto add = [&](const SampleBlock& block) { return check.add(block); };
+  const Status sampled =
+      ggml::sample_model(source.model.get(), windows, sample_options(options, progress), geometry, add);
+  if (!sampled) return tl::unexpected(interrupted() ? interrupted_error() : sampled.error());
+  return check.report();
+}
+
+void warn_if_uneven(const PositionReport& positions, const RotationSet& set) {
+  if (positions.unevenness <= PositionReport::kFlat) return;
+  const auto [low, high] = std::ranges::minmax(positions.places, {}, &PositionReport::Place::error);
+  const bool follows = set.method == Method::kOurs || set.method == Method::kOursFast;
+  note(fmt::format(
+      "warning: the logit error is {:.3g} at position {} and {:.3g} at {}, {:.0f} % off its mean where {:.0f} % "
+      "should be enough: long contexts will suffer; {}",
+      low.error, low.position, high.error, high.position, 100 * positions.unevenness, 100 * PositionReport::kFlat,
+      follows ? "calibrate with more --tokens, on texts like those that will be served, or lower "
+                "--max-context to what will be"
+              : "this method does not follow positions, use --method ours"));
+}
+
 void report(const CalibrateOptions& options, const ModelStatistics& statistics, const RotationSet& set,
-            double seconds) {
+            const std::optional<PositionReport>& positions, double seconds) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const double peak_bytes = static_cast<double>(usage.ru_maxrss) * 1024;
@@ -124,6 +185,14 @@ void report(const CalibrateOptions& options, const ModelStatistics& statistics, 
         {"bits_per_element", bits},    {"content_hash", set.content_hash}, {"seconds", seconds},
         {"peak_bytes", peak_bytes}};
     if (options.per_layer) json["per_layer"] = layers;
+    if (positions) {
+      auto places = nlohmann::ordered_json::array();
+      for (const auto& place : positions->places)
+        places.push_back({{"position", place.position}, {"logit_error", place.error}});
+      json["position_check"] = {{"flat", positions->unevenness <= PositionReport::kFlat},
+                                {"unevenness", positions->unevenness},
+                                {"places", places}};
+    }
     print_json(json);
     return;
   }
@@ -132,6 +201,14 @@ void report(const CalibrateOptions& options, const ModelStatistics& statistics, 
       "tokens    {}, for contexts to {}\nfile      {}\nhash      {}\ntime      {:.1f} s, peak memory {}\n",
       set.geometry.name, set.geometry.layers.size(), set.layers.size(), method_name(set.method), bits, set.num_tokens,
       set.max_context, options.output, set.content_hash, seconds, bytes_text(peak_bytes));
+  if (positions && !positions->places.empty()) {
+    const auto [low, high] = std::ranges::minmax(positions->places, {}, &PositionReport::Place::error);
+    text += fmt::format(
+        "positions mean squared logit error {:.3g} to {:.3g} from position 0 to {}, {:.1f} % off its mean at "
+        "most ({})\n",
+        low.error, high.error, set.max_context, 100 * positions->unevenness,
+        positions->unevenness <= PositionReport::kFlat ? "flat" : "not flat");
+  }
   if (options.per_layer) {
     Table table({"layer", "K error", "V error"}, 1);
     for (const PredictedError& e : errors)
@@ -154,15 +231,25 @@ Result<int> run_calibrate(CalibrateOptions options, bool verbose) {
   OSCAR_TRY(check_writable(options.output));
   if (!options.statistics_out.empty()) OSCAR_TRY(check_writable(options.statistics_out));
 
-  OSCAR_ASSIGN(const ModelStatistics statistics, sample ? sample_texts(options, verbose) : read_statistics(options));
+  std::optional<Source> source;
+  if (!options.model.empty() && !options.texts.empty()) {
+    OSCAR_ASSIGN(source, open_source(options, verbose));
+  }
+  OSCAR_ASSIGN(const ModelStatistics statistics, sample ? sample_texts(options, *source) : read_statistics(options));
   if (!options.statistics_out.empty()) OSCAR_TRY(save_statistics(statistics, options.statistics_out));
   FitOptions fit;
   fit.method = *parse_method(options.method);
   fit.max_context = options.max_context;
   OSCAR_ASSIGN(const auto set, fit_rotation(statistics, fit));
   if (interrupted()) return tl::unexpected(interrupted_error());
+  std::optional<PositionReport> positions;
+  if (source && !options.no_check) {
+    OSCAR_ASSIGN(positions, check_positions(options, *source, *set));
+  }
   OSCAR_TRY(save_rotation(*set, options.output));
-  report(options, statistics, *set, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  if (positions) warn_if_uneven(*positions, *set);
+  report(options, statistics, *set, positions,
+         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return kExitDone;
 }
 
@@ -200,6 +287,8 @@ Verb add_calibrate(CLI::App& app, const Globals& globals) {
       ->type_name("FILE ...")
       ->default_str("");
   verb->add_flag("--per-layer", options->per_layer, "Also print the predicted error of each layer");
+  verb->add_flag("--no-check", options->no_check,
+                 "Leave out the check that far positions are read as well as near ones");
   add_threads_option(*verb, options->threads);
   add_format_option(*verb, options->format);
   return {verb, [options, &globals] { return run_calibrate(*options, globals.verbose); }};

@@ -15,10 +15,24 @@ constexpr double kLeastKl = 1e-5;    // zero has no place on a log scale
 constexpr double kLabelHeight = 14;  // a line of text, so that labels do not cover each other
 
 std::string colour_of(const std::string& method) {
-  static const std::map<std::string, std::string> kColours = {
-      {"f16", "#3f7f3a"},       {"q8_0", "#5b8c2a"},     {"q4_0", "#b8860b"},
-      {"naive", "#777777"},     {"hadamard", "#9467a8"}, {"published", "#d1423f"},
-      {"ours-fast", "#2f9c95"}, {"ours", "#1f5fa8"},     {"published-per-head", "#e0803f"}};
+  static const std::map<std::string, std::string> kColours = {{"f16", "#3f7f3a"},
+                                                              {"q8_0", "#5b8c2a"},
+                                                              {"q4_0", "#b8860b"},
+                                                              {"naive", "#777777"},
+                                                              {"hadamard", "#9467a8"},
+                                                              {"published", "#d1423f"},
+                                                              {"published-per-head", "#e0803f"},
+                                                              {"published-lloyd-max", "#a83279"},
+                                                              {"kivi", "#8c564b"},
+                                                              {"turbo2", "#c2569b"},
+                                                              {"turbo3", "#7a3f98"},
+                                                              {"ours-fast", "#2f9c95"},
+                                                              {"ours", "#1f5fa8"},
+                                                              {"ours-nom", "#4a7fb5"},
+                                                              {"ours-1.6", "#5aa0d0"},
+                                                              {"ours-mix25", "#174a86"},
+                                                              {"ours-k3", "#123a6b"},
+                                                              {"ours-k4", "#0d2a50"}};
   const auto found = kColours.find(method);
   return found != kColours.end() ? found->second : "#333333";
 }
@@ -187,6 +201,64 @@ std::string position_chart(std::span<const EvalRow> rows, const std::string& tit
     }
     svg += fmt::format("<path d='{}' fill='none' stroke='{}' stroke-width='2'/>\n", path, colour_of(method));
     svg += text_at(kWidth - 104, ends[i++], "start", colour_of(method), method);
+  }
+  return svg + "</svg>\n";
+}
+
+std::string retrieval_map(std::span<const EvalRow> rows, const std::string& title) {
+  struct Cell {
+    int exact = 0, questions = 0;
+    std::vector<std::pair<int, int>> depths;  // exact, questions
+  };
+  std::vector<std::string> methods = {"16 bits"};
+  std::map<std::pair<std::string, int>, Cell> cells;  // method, prefix
+  std::vector<int> lengths;
+  for (const EvalRow& row : rows) {
+    const RetrievalScore& r = row.retrieval;
+    Cell cell{.exact = r.exact, .questions = r.questions, .depths = {}};
+    Cell baseline{.exact = r.baseline_exact, .questions = r.questions, .depths = {}};
+    for (const RetrievalScore::Depth& depth : r.depths) {
+      cell.depths.emplace_back(depth.exact, depth.questions);
+      baseline.depths.emplace_back(depth.baseline_exact, depth.questions);
+    }
+    cells[{row.method, row.prefix}] = cell;
+    cells[{methods.front(), row.prefix}] = baseline;
+    if (std::ranges::find(methods, row.method) == methods.end()) methods.push_back(row.method);
+    if (std::ranges::find(lengths, row.prefix) == lengths.end()) lengths.push_back(row.prefix);
+  }
+  std::ranges::sort(lengths);
+  constexpr double kLabels = 132, kRow = 27, kHead = 54, kGap = 6;
+  const double column = (kWidth - kLabels) / static_cast<double>(std::max<std::size_t>(lengths.size(), 1));
+  const double height = kHead + kRow * static_cast<double>(methods.size()) + 8;
+  std::string svg = fmt::format(
+      "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {0} {1}' font-family='system-ui, sans-serif' "
+      "font-size='12' role='img' aria-label='{2}'>\n<rect width='{0}' height='{1}' fill='white'/>\n<text x='4' y='18' "
+      "font-weight='600' fill='#222'>{2}</text>\n",
+      kWidth, height, escape_markup(title));
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const double middle = kLabels + column * (static_cast<double>(i) + 0.5);
+    svg += text_at(middle, kHead - 8, "middle", "#555", fmt::format("{}", lengths[i]));
+  }
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    const double top = kHead + kRow * static_cast<double>(m);
+    svg += text_at(kLabels - 8, top + 17, "end", m == 0 ? "#222" : colour_of(methods[m]), methods[m]);
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      const auto found = cells.find({methods[m], lengths[i]});
+      if (found == cells.end()) continue;
+      const Cell& cell = found->second;
+      const double left = kLabels + column * static_cast<double>(i);
+      const double strip = (column - kGap) / static_cast<double>(std::max<std::size_t>(cell.depths.size(), 1));
+      for (std::size_t d = 0; d < cell.depths.size(); ++d) {
+        const auto [exact, questions] = cell.depths[d];
+        const double share = questions > 0 ? static_cast<double>(exact) / questions : 0;
+        svg += fmt::format(
+            "<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{}' fill='#1f5fa8' fill-opacity='{:.2f}' "
+            "stroke='#dddddd' stroke-width='.5'/>\n",
+            left + strip * static_cast<double>(d), top, strip, kRow - 5, 0.06 + 0.8 * share);
+      }
+      svg += text_at(left + (column - kGap) / 2, top + 16, "middle", "#222",
+                     fmt::format("{}/{}", cell.exact, cell.questions));
+    }
   }
   return svg + "</svg>\n";
 }

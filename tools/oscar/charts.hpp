@@ -18,6 +18,11 @@ std::string accuracy_chart(std::span<const EvalRow> rows, const std::string& tit
 // join in one line.
 std::string position_chart(std::span<const EvalRow> rows, const std::string& title);
 
+// Answers by context length (columns), method (rows) and depth of the key (the four strips of a cell, from the start of
+// the text to its end): the darker, the larger the share of exact ones. The first row is the 16-bit cache. `rows`: of
+// one model, text, number of keys, mode and windows, any prefix lengths.
+std::string retrieval_map(std::span<const EvalRow> rows, const std::string& title);
+
 // Text for HTML and SVG: & < > " escaped.
 std::string escape_markup(std::string_view text);
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -11,7 +12,7 @@
 namespace oscar::tool {
 namespace {
 
-constexpr int kRowFileVersion = 2;
+constexpr int kRowFileVersion = 3;
 
 }  // namespace
 
@@ -44,6 +45,17 @@ EvalRow row_of(const nlohmann::json& json) {
     row.positions.push_back(
         {position.at("first").get<int>(), position.at("kl").get<double>(), position.at("tokens").get<std::size_t>()});
   }
+  RetrievalScore& r = row.retrieval;
+  r.keys = json.at("keys").get<int>();
+  r.questions = json.at("questions").get<int>();
+  r.exact = json.at("exact").get<int>();
+  r.baseline_exact = json.at("baseline_exact").get<int>();
+  r.log_p = json.at("answer_log_p").get<double>();
+  r.baseline_log_p = json.at("baseline_answer_log_p").get<double>();
+  for (const auto& depth : json.at("depths")) {
+    r.depths.push_back({depth.at("from").get<double>(), depth.at("questions").get<int>(), depth.at("exact").get<int>(),
+                        depth.at("baseline_exact").get<int>()});
+  }
   return row;
 }
 
@@ -52,6 +64,12 @@ nlohmann::ordered_json row_json(const EvalRow& row) {
   auto positions = nlohmann::ordered_json::array();
   for (const PositionScore& p : row.positions)
     positions.push_back({{"first", p.first}, {"kl", p.kl}, {"tokens", p.num_tokens}});
+  const RetrievalScore& r = row.retrieval;
+  auto depths = nlohmann::ordered_json::array();
+  for (const RetrievalScore::Depth& d : r.depths) {
+    depths.push_back(
+        {{"from", d.from}, {"questions", d.questions}, {"exact", d.exact}, {"baseline_exact", d.baseline_exact}});
+  }
   return {{"model", row.model},
           {"text", row.text},
           {"method", row.method},
@@ -74,7 +92,14 @@ nlohmann::ordered_json row_json(const EvalRow& row) {
           {"ratio_error", s.ratio_error},
           {"tokens", s.num_tokens},
           {"seconds", row.seconds},
-          {"positions", positions}};
+          {"keys", r.keys},
+          {"questions", r.questions},
+          {"exact", r.exact},
+          {"baseline_exact", r.baseline_exact},
+          {"answer_log_p", r.log_p},
+          {"baseline_answer_log_p", r.baseline_log_p},
+          {"positions", positions},
+          {"depths", depths}};
 }
 
 std::string rows_csv(const std::vector<EvalRow>& rows) {
@@ -102,16 +127,37 @@ std::string rows_csv(const std::vector<EvalRow>& rows) {
 }
 
 std::string rows_table(const std::vector<EvalRow>& rows) {
-  Table table(
-      {"model", "text", "method", "bits/elt", "bits@32K", "KL", "p99", "top-1", "PPL", "ratio", "tokens", "seconds"},
-      3);
+  // A column that is the same in every row says nothing.
+  const auto varies = [&](auto value) {
+    return std::ranges::any_of(rows, [&](const EvalRow& row) { return value(row) != value(rows.front()); });
+  };
+  const bool prefixes = varies([](const EvalRow& r) { return r.prefix; });
+  const bool windows = varies([](const EvalRow& r) { return std::pair(r.sink, r.recent); });
+  const bool retrieval = std::ranges::any_of(rows, [](const EvalRow& r) { return r.retrieval.keys > 0; });
+  std::vector<std::string> names = {"model", "text", "method"};
+  if (prefixes) names.emplace_back("prefix");
+  if (windows) names.emplace_back("windows");
+  const std::size_t text_columns = names.size();
+  names.insert(names.end(), {"bits/elt", "bits@32K"});
+  if (retrieval) names.insert(names.end(), {"exact", "16-bit", "log p"});
+  names.insert(names.end(), {"KL", "p99", "top-1", "PPL", "ratio", "tokens", "seconds"});
+  Table table(names, static_cast<int>(text_columns));
   for (const EvalRow& row : rows) {
     const ScoreSummary& s = row.summary;
-    table.add({row.model, row.text, row.method, fmt::format("{:.3f}", row.bits), fmt::format("{:.3f}", row.bits_at_32k),
-               fmt::format("{:.4f} ± {:.4f}", s.kl, s.kl_error), fmt::format("{:.3f}", s.kl_p99),
-               fmt::format("{:.3f}", s.top1), fmt::format("{:.3f}", s.perplexity),
-               fmt::format("{:.4f} ± {:.4f}", s.ratio, s.ratio_error), fmt::format("{}", s.num_tokens),
-               fmt::format("{:.1f}", row.seconds)});
+    const RetrievalScore& r = row.retrieval;
+    std::vector<std::string> cells = {row.model, row.text, row.method};
+    if (prefixes) cells.push_back(fmt::format("{}", row.prefix));
+    if (windows) cells.push_back(fmt::format("{}+{}", row.sink, row.recent));
+    cells.insert(cells.end(), {fmt::format("{:.3f}", row.bits), fmt::format("{:.3f}", row.bits_at_32k)});
+    if (retrieval) {
+      cells.insert(cells.end(), {fmt::format("{}/{}", r.exact, r.questions), fmt::format("{}", r.baseline_exact),
+                                 fmt::format("{:.3f}", r.log_p)});
+    }
+    cells.insert(cells.end(), {fmt::format("{:.4f} ± {:.4f}", s.kl, s.kl_error), fmt::format("{:.3f}", s.kl_p99),
+                               fmt::format("{:.3f}", s.top1), fmt::format("{:.3f}", s.perplexity),
+                               fmt::format("{:.4f} ± {:.4f}", s.ratio, s.ratio_error), fmt::format("{}", s.num_tokens),
+                               fmt::format("{:.1f}", row.seconds)});
+    table.add(cells);
   }
   return table.text();
 }

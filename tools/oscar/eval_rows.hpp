@@ -11,6 +11,19 @@
 
 namespace oscar::tool {
 
+// Answers of a retrieval task: `exact` would be generated without a fault, with this cache and with the 16-bit one;
+// log_p: mean log-probability of a whole answer, nats.
+struct RetrievalScore {
+  int keys = 0;  // in the text at once; 0: the row is of running text
+  int questions = 0, exact = 0, baseline_exact = 0;
+  double log_p = 0, baseline_log_p = 0;
+  struct Depth {
+    double from = 0;  // share of the text before the key: this quarter's start
+    int questions = 0, exact = 0, baseline_exact = 0;
+  };
+  std::vector<Depth> depths;  // four quarters
+};
+
 struct EvalRow {
   std::string model, text, method;
   std::string mode;  // "prefix" or "full"
@@ -18,6 +31,7 @@ struct EvalRow {
   double bits = 16, bits_at_length = 16, bits_at_8k = 16, bits_at_32k = 16, bits_at_128k = 16;
   ScoreSummary summary;
   std::vector<PositionScore> positions;
+  RetrievalScore retrieval;
   double seconds = 0;
 };
 

@@ -56,7 +56,10 @@ void TokenScores::add(int at, std::span<const float> baseline_log_p, std::span<c
                       std::size_t next_token) {
   position.push_back(at);
   kl.push_back(kl_divergence(baseline_log_p, log_p));
-  same_top.push_back(argmax(baseline_log_p) == argmax(log_p));
+  const std::size_t top = argmax(log_p), baseline_top = argmax(baseline_log_p);
+  same_top.push_back(baseline_top == top);
+  hit.push_back(top == next_token);
+  baseline_hit.push_back(baseline_top == next_token);
   nll.push_back(-static_cast<double>(log_p[next_token]));
   baseline_nll.push_back(-static_cast<double>(baseline_log_p[next_token]));
 }
@@ -65,6 +68,8 @@ void TokenScores::append(const TokenScores& other) {
   position.insert(position.end(), other.position.begin(), other.position.end());
   kl.insert(kl.end(), other.kl.begin(), other.kl.end());
   same_top.insert(same_top.end(), other.same_top.begin(), other.same_top.end());
+  hit.insert(hit.end(), other.hit.begin(), other.hit.end());
+  baseline_hit.insert(baseline_hit.end(), other.baseline_hit.begin(), other.baseline_hit.end());
   nll.insert(nll.end(), other.nll.begin(), other.nll.end());
   baseline_nll.insert(baseline_nll.end(), other.baseline_nll.begin(), other.baseline_nll.end());
 }

@@ -21,6 +21,7 @@ struct TokenScores {
   std::vector<double> kl;                 // nats
   std::vector<bool> same_top;             // both put the same token first
   std::vector<double> nll, baseline_nll;  // -log p of the token that followed
+  std::vector<bool> hit, baseline_hit;    // the token that followed was the first choice
   void add(int at, std::span<const float> baseline_log_p, std::span<const float> log_p, std::size_t next_token);
   void append(const TokenScores& other);
 };

@@ -18,6 +18,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kMaxThreads = 1024;
+constexpr int kMaxWindow = 1 << 20;
+
+// What the page format of today can do: windows. docs/cli.md has a measured row of each.
+struct NamedSetting {
+  std::string_view name;
+  int sink, recent;
+};
+constexpr NamedSetting kSettings[] = {{"default", 64, 256}, {"memory", 16, 128}, {"quality", 64, 1024}};
 
 // The number at the front of `text`; `unit` gets what follows it.
 std::optional<double> leading_number(const std::string& text, std::string& unit) {
@@ -48,13 +56,42 @@ CLI::Option* add_threads_option(CLI::App& verb, int& threads) {
 }
 
 void add_window_options(CLI::App& verb, int& sink, int& recent) {
-  constexpr int kMaxWindow = 1 << 20;
-  verb.add_option("--sink", sink, "First tokens that are also kept in 16 bits")
-      ->check(CLI::Range(0, kMaxWindow))
-      ->type_name("TOKENS");
-  verb.add_option("--recent", recent, "Latest tokens that are also kept in 16 bits")
-      ->check(CLI::Range(0, kMaxWindow))
-      ->type_name("TOKENS");
+  CLI::Option* sink_option = verb.add_option("--sink", sink, "First tokens that are also kept in 16 bits")
+                                 ->check(CLI::Range(0, kMaxWindow))
+                                 ->type_name("TOKENS");
+  CLI::Option* recent_option = verb.add_option("--recent", recent, "Latest tokens that are also kept in 16 bits")
+                                   ->check(CLI::Range(0, kMaxWindow))
+                                   ->type_name("TOKENS");
+  std::string names;
+  for (const NamedSetting& setting : kSettings) {
+    names += fmt::format("{}{} {}+{}", names.empty() ? "" : ", ", setting.name, setting.sink, setting.recent);
+  }
+  const auto choose = [&sink, &recent](const std::string& name) {
+    const auto* setting = std::ranges::find(kSettings, name, &NamedSetting::name);
+    sink = setting->sink;
+    recent = setting->recent;
+  };
+  std::vector<std::string> allowed;
+  for (const NamedSetting& setting : kSettings) allowed.emplace_back(setting.name);
+  verb.add_option_function<std::string>("--setting", choose, "Both windows by name: " + names)
+      ->check(CLI::IsMember(allowed).description(""))
+      ->excludes(sink_option)
+      ->excludes(recent_option)
+      ->type_name("NAME")
+      ->default_str("");
+}
+
+Status parse_windows(const std::string& text, int& sink, int& recent) {
+  const char* const end = text.data() + text.size();
+  const auto [plus, bad_sink] = std::from_chars(text.data(), end, sink);
+  if (bad_sink == std::errc() && plus != end && *plus == '+') {
+    const auto [last, bad_recent] = std::from_chars(plus + 1, end, recent);
+    if (bad_recent == std::errc() && last == end && sink >= 0 && recent >= 0 && sink <= kMaxWindow &&
+        recent <= kMaxWindow)
+      return {};
+  }
+  return make_error(ErrorCode::kInvalidArgument,
+                    "'" + text + "' is not a pair of windows; write the sink and the recent tokens as 64+256");
 }
 
 CLI::Validator method_validator(const std::vector<std::string>& allowed) {

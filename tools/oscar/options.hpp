@@ -39,7 +39,11 @@ Verb add_version(CLI::App& app);
 CLI::Option* add_model_option(CLI::App& verb, std::string& path);
 CLI::Option* add_format_option(CLI::App& verb, Format& format);
 CLI::Option* add_threads_option(CLI::App& verb, int& threads);  // default: the cores this process may use
+// --sink and --recent, or --setting: a named pair of both.
 void add_window_options(CLI::App& verb, int& sink, int& recent);
+
+// "64+256": sink and recent tokens of the 16-bit windows.
+Status parse_windows(const std::string& text, int& sink, int& recent);
 
 // Names of a method list, checked against `allowed`. Usage errors are thrown as CLI11 has them.
 CLI::Validator method_validator(const std::vector<std::string>& allowed);

@@ -52,20 +52,24 @@ double row_error(const SideRotation& side, Quantizer quantizer) {
   return side.clip_ratio > 0.94F ? kMinMaxClip96Error : kMinMaxClip92Error;
 }
 
-// Expected error energy over signal energy of one side. `row`: second moment of what is encoded, `offset`: its mean,
-// removed by the row's own zero point where the transform puts it there; `signal`: covariance of the original rows.
-double side_error(const SideRotation& side, Quantizer quantizer, const Matrix& row_covariance, const Matrix& signal,
-                  const Matrix& weight) {
+// Expected error energy of one side. `row_covariance`: of what is encoded about its mean, which the row's own zero
+// point takes off where the transform puts it there.
+double error_energy(const SideRotation& side, Quantizer quantizer, const Matrix& row_covariance, const Matrix& weight) {
   const auto d = static_cast<int>(weight.rows());
-  const double signal_energy = (signal * weight).trace();
-  if (signal_energy <= 0) return 0;
   const Matrix a = side.transform.empty() ? Matrix(Matrix::Identity(d, d)) : square(side.transform, d);
   const Matrix inverse = side.inverse_transposed.empty() ? Matrix(Matrix::Identity(d, d))
                                                          : Matrix(square(side.inverse_transposed, d).transpose());
   const double variance = (a.transpose() * row_covariance * a).trace() / d;
   const Matrix metric = inverse * weight * inverse.transpose();
   return row_error(side, quantizer) * variance *
-         (quantizer == Quantizer::kFeedback ? pivot_sum(metric) : metric.trace()) / signal_energy;
+         (quantizer == Quantizer::kFeedback ? pivot_sum(metric) : metric.trace());
+}
+
+// The same over the signal's energy; `signal`: covariance of the original rows.
+double side_error(const SideRotation& side, Quantizer quantizer, const Matrix& row_covariance, const Matrix& signal,
+                  const Matrix& weight) {
+  const double signal_energy = (signal * weight).trace();
+  return signal_energy > 0 ? error_energy(side, quantizer, row_covariance, weight) / signal_energy : 0;
 }
 
 // Covariance of k_j - (mean of its block) about the mean of that, over the sampled positions; and of k itself.
@@ -120,6 +124,21 @@ std::vector<PredictedError> predict_errors(const ModelStatistics& statistics, co
     error.key /= num_heads;
     error.value /= num_heads;
     errors.push_back(error);
+  }
+  return errors;
+}
+
+std::map<int, std::vector<double>> predict_key_errors(const ModelStatistics& statistics, const RotationSet& set) {
+  std::map<int, std::vector<double>> errors;
+  for (const auto& [index, layer] : set.layers) {
+    const auto found = statistics.layers.find(index);
+    if (found == statistics.layers.end() || found->second.heads.size() != layer.heads.size()) continue;
+    for (std::size_t h = 0; h < layer.heads.size(); ++h) {
+      const HeadStatistics& head = found->second.heads[h];
+      const Matrix queries = square(head.query_moment, head.head_dim) / std::max(1.0, head.num_queries);
+      errors[index].push_back(error_energy(layer.heads[h].key, set.quantizer(),
+                                           key_moments(head, layer.heads[h], layer.rope).residual, queries));
+    }
   }
   return errors;
 }

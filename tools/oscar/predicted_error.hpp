@@ -1,6 +1,7 @@
 #pragma once
 // The error that a rotation should leave, from the statistics it was fitted on: a check before any evaluation.
 
+#include <map>
 #include <oscar/covariance.hpp>
 #include <oscar/rotation.hpp>
 #include <vector>
@@ -17,5 +18,9 @@ struct PredictedError {
 
 // One entry a layer that both have.
 std::vector<PredictedError> predict_errors(const ModelStatistics& statistics, const RotationSet& set);
+
+// Expected squared error of q . k of each KV head, by layer: not over the signal, so that heads compare by what reaches
+// the softmax.
+std::map<int, std::vector<double>> predict_key_errors(const ModelStatistics& statistics, const RotationSet& set);
 
 }  // namespace oscar::tool

@@ -21,10 +21,10 @@ struct ReportOptions {
   std::string output = "report.html", csv, figure, title = "KV cache accuracy";
 };
 
-// The rows of one chart.
+// The rows of one section: of running text at one prefix length, or (keys > 0) of retrieval at all of them.
 struct Group {
   std::string model, text, mode;
-  int prefix = 0, sink = 0, recent = 0;
+  int keys = 0, prefix = 0, sink = 0, recent = 0;
   std::vector<EvalRow> rows;
 };
 
@@ -54,10 +54,19 @@ Result<std::vector<EvalRow>> read_rows(const std::string& path) {
 std::vector<Group> group_rows(const std::vector<EvalRow>& rows) {
   std::vector<Group> groups;
   for (const EvalRow& row : rows) {
-    const auto key = [](const auto& r) { return std::tie(r.model, r.text, r.mode, r.prefix, r.sink, r.recent); };
-    auto found = std::ranges::find_if(groups, [&](const Group& group) { return key(group) == key(row); });
-    if (found == groups.end())
-      found = groups.insert(groups.end(), Group{row.model, row.text, row.mode, row.prefix, row.sink, row.recent, {}});
+    Group own{.model = row.model,
+              .text = row.text,
+              .mode = row.mode,
+              .keys = row.retrieval.keys,
+              .prefix = row.retrieval.keys > 0 ? 0 : row.prefix,
+              .sink = row.sink,
+              .recent = row.recent,
+              .rows = {}};
+    const auto key = [](const Group& g) {
+      return std::tie(g.model, g.text, g.mode, g.keys, g.prefix, g.sink, g.recent);
+    };
+    auto found = std::ranges::find_if(groups, [&](const Group& group) { return key(group) == key(own); });
+    if (found == groups.end()) found = groups.insert(groups.end(), std::move(own));
     found->rows.push_back(row);
   }
   return groups;
@@ -80,9 +89,33 @@ std::string table_html(const Group& group) {
   return html + "</tbody></table>\n";
 }
 
+// One column a context length: exact answers, and the mean log-probability of an answer.
+std::string retrieval_table_html(const Group& group) {
+  std::string html =
+      "<table><thead><tr><th>cache</th><th>bits</th><th>32K</th><th>tokens</th><th>exact</th><th>16 bits</th>"
+      "<th>log p of an answer</th><th>16 bits</th><th>KL</th></tr></thead><tbody>\n";
+  for (const EvalRow& row : group.rows) {
+    const RetrievalScore& r = row.retrieval;
+    html += fmt::format(
+        "<tr{}><td>{}</td><td>{:.3g}</td><td>{:.3g}</td><td>{}</td><td>{} of "
+        "{}</td><td>{}</td><td>{:.3f}</td><td>{:.3f}"
+        "</td><td>{:.4f} ± {:.4f}</td></tr>\n",
+        row.method == "ours" ? " class='ours'" : "", escape_markup(row.method), row.bits, row.bits_at_32k, row.prefix,
+        r.exact, r.questions, r.baseline_exact, r.log_p, r.baseline_log_p, row.summary.kl, row.summary.kl_error);
+  }
+  return html + "</tbody></table>\n";
+}
+
 std::string conditions(const Group& group) {
-  return fmt::format("{} tokens of prefix, {} mode, 16-bit windows {} + {}, {} scored tokens", group.prefix, group.mode,
-                     group.sink, group.recent, group.rows.front().summary.num_tokens);
+  const std::string windows = fmt::format("{} mode, 16-bit windows {} + {}", group.mode, group.sink, group.recent);
+  if (group.keys > 0) {
+    return fmt::format(
+        "{} pass keys stated in the text, each asked for; {}. Strips: quarters of the text that hold the "
+        "key, from its start on",
+        group.keys, windows);
+  }
+  return fmt::format("{} tokens of prefix, {}, {} scored tokens", group.prefix, windows,
+                     group.rows.front().summary.num_tokens);
 }
 
 constexpr std::string_view kStyle = R"(
@@ -107,14 +140,23 @@ std::string page(const ReportOptions& options, const std::vector<Group>& groups,
       "windows at that "
       "context. ± is one standard error.</p>\n";
   for (const Group& group : groups) {
+    if (group.keys > 0) {
+      html += fmt::format(
+          "<section><h2>{}, {}: retrieval</h2>\n<p class='how'>{}</p>\n<div class='charts'>\n{}</div>\n<div "
+          "class='wide'>"
+          "{}</div></section>\n",
+          escape_markup(group.model), escape_markup(group.text), escape_markup(conditions(group)),
+          retrieval_map(group.rows, "Exact answers by context length"), retrieval_table_html(group));
+      continue;
+    }
     html += fmt::format("<section><h2>{}, {}</h2>\n<p class='how'>{}</p>\n<div class='charts'>\n{}",
                         escape_markup(group.model), escape_markup(group.text), escape_markup(conditions(group)),
                         accuracy_chart(group.rows, "Accuracy against bits"));
     // Positions of every prefix length of the same model, text, mode and windows: one line a method.
     std::vector<EvalRow> lengths;
     for (const EvalRow& row : rows) {
-      if (std::tie(row.model, row.text, row.mode, row.sink, row.recent) ==
-          std::tie(group.model, group.text, group.mode, group.sink, group.recent))
+      if (std::tie(row.model, row.text, row.mode, row.retrieval.keys, row.sink, row.recent) ==
+          std::tie(group.model, group.text, group.mode, group.keys, group.sink, group.recent))
         lengths.push_back(row);
     }
     html += position_chart(lengths, "KL by position");
@@ -124,15 +166,17 @@ std::string page(const ReportOptions& options, const std::vector<Group>& groups,
                             rows.size());
 }
 
-// The charts of all groups side by side, for a README.
+// The accuracy charts of all groups of running text side by side, for a README.
 std::string figure(const std::vector<Group>& groups) {
-  std::string svg = fmt::format("<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {} {}'>\n",
-                                kChartWidth * groups.size(), kChartHeight);
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    svg += fmt::format("<svg x='{}' width='{}' height='{}'>\n{}</svg>\n", i * kChartWidth, kChartWidth, kChartHeight,
-                       accuracy_chart(groups[i].rows, groups[i].model + ", " + groups[i].text));
+  std::string charts;
+  int count = 0;
+  for (const Group& group : groups) {
+    if (group.keys > 0) continue;
+    charts += fmt::format("<svg x='{}' width='{}' height='{}'>\n{}</svg>\n", count++ * kChartWidth, kChartWidth,
+                          kChartHeight, accuracy_chart(group.rows, group.model + ", " + group.text));
   }
-  return svg + "</svg>\n";
+  return fmt::format("<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {} {}'>\n{}</svg>\n", kChartWidth * count,
+                     kChartHeight, charts);
 }
 
 Result<int> run_report(const ReportOptions& options) {
