@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """INT2 decode attention on a GPU: correctness against float64, then time against the plain-read roof and, where given,
-FlashAttention-3 on a BF16 cache, all in one run.
+FlashAttention-3 on a BF16 cache and the published INT2 kernel, all in one run.
 
-usage: decode.py LIBOSCAR_CUDA_SO ROOF_SO [--shape QO/KV/HEAD_DIM ...] [--fa3 FA3_SO] [--json FILE] [--quick]
-FA3_SO: the _vllm_fa3_C extension of a vLLM wheel. roofline.py draws the JSON.
+usage: decode.py LIBOSCAR_CUDA_SO ROOF_SO [--shape QO/KV/HEAD_DIM ...] [--fa3 FA3_SO] [--published DECODE_ATTENTION_PY]
+                 [--json FILE] [--quick]
+FA3_SO: the _vllm_fa3_C extension of a vLLM wheel. DECODE_ATTENTION_PY: srt/layers/attention/triton_ops/decode_attention.py of the
+published code (FutureMLS-Lab/OSCAR). roofline.py draws the JSON.
 """
 import argparse
 import ctypes as C
+import importlib.util
 import json
+import sys
+import types
 
 import torch
 
@@ -100,6 +105,47 @@ def fa3_time(operators, batch, context, hq, hk, d):
     return best
 
 
+def published_kernel(path):
+    """The published kernel without the rest of its engine: what it imports from there is replaced by empty settings."""
+    class Unset:
+        def __getattr__(self, name):
+            return types.SimpleNamespace(get=lambda *_: None)
+
+    for name in ("sglang", "sglang.srt", "sglang.srt.utils", "sglang.srt.environ"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["sglang.srt.utils"].is_hip = lambda: False
+    sys.modules["sglang.srt.environ"].envs = Unset()
+    spec = importlib.util.spec_from_file_location("published_decode_attention", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.decode_attention_fwd_grouped_quant_int2
+
+
+def published_time(kernel, batch, context, hq, hk, d):
+    """Best of the split counts, its own tile sizes; its own cache of 2-bit codes and float pairs, no BF16 window."""
+    tokens = batch * context
+    layers = max(1, min(16, int(1e9 // (tokens * hk * (d / 2 + 16)))))
+    codes = torch.randint(0, 256, (layers, 2, tokens, hk, d // 4), device="cuda", dtype=torch.uint8)
+    pairs = torch.empty(layers, 2, tokens, hk, 2, device="cuda").uniform_(0.2, 1.6)
+    q = torch.randn(batch, hq, d, device="cuda", dtype=torch.bfloat16)
+    out, best = torch.empty_like(q), None
+    starts = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * context
+    slots = (torch.randperm(tokens // 64, device="cuda")[:, None] * 64 + torch.arange(64, device="cuda")).view(-1)
+    for splits in (4, 8, 16, 32, 64):
+        if batch * splits > 1024 and splits > 8:
+            continue
+        parts, lse = torch.empty(batch, hq, splits, d, device="cuda"), torch.empty(batch, hq, splits, device="cuda")
+        counts = torch.full((batch,), splits, device="cuda", dtype=torch.int32)
+
+        def call(i):
+            c, p = codes[i % layers], pairs[i % layers]
+            kernel(q, c[0], c[1], p[0], p[1], out, starts, slots, parts, lse, counts, splits, d ** -0.5)
+
+        us = graph_time(call, max(layers, 2), 9)
+        best = us if best is None else min(best, us)
+    return best
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("library")
@@ -108,10 +154,12 @@ def main():
     ap.add_argument("--quick", action="store_true")
     ap.add_argument("--shape", action="append")
     ap.add_argument("--fa3")
+    ap.add_argument("--published")
     a = ap.parse_args()
     lib, roof = Library(a.library), C.CDLL(a.roof)
     if a.fa3:
         torch.ops.load_library(a.fa3)
+    published = published_kernel(a.published) if a.published else None
     bad, largest = check(lib)
     sink_buffer = torch.zeros(64, device="cuda", dtype=torch.int32)
     big = torch.randint(0, 2**31 - 1, (5 * 2**30 // 4,), device="cuda", dtype=torch.int32)
@@ -129,11 +177,14 @@ def main():
 
     peak = 4.5e9 / read_time(4.5e9) * 1e-6
     print(f"plain read of 4.5 GB: {peak:.3f} TB/s")
+    case = Case(lib, [8192] * 64, 32, 8, 128)
+    print(f"schedule of 64 requests, once a step: {graph_time(lambda i: case.schedule(), 8):.2f} us")
+    del case
     series = []
     for shape in a.shape or SHAPES:
         hq, hk, d = map(int, shape.split("/"))
         rows = []
-        print(f"\n{hq} query heads, {hk} KV heads, head_dim {d}\n| batch | context | MB | plain read us | us | of the roof | overlapped us | FA3 BF16 us | ratio |\n" + "| --- " * 9 + "|")
+        print(f"\n{hq} query heads, {hk} KV heads, head_dim {d}\n| batch | context | MB | plain read us | us | of the roof | overlapped us | of the roof | FA3 BF16 us | ratio | published us | ratio |\n" + "| --- " * 12 + "|")
         for b, ctx in [(1, 8192), (1, 32768), (1, 131072), (8, 8192), (8, 32768), (8, 131072), (32, 8192), (32, 32768), (64, 8192), (64, 32768)] + ([] if a.quick else [(32, 131072), (64, 131072)]):
             per_layer = b * ctx * hk * (d / 2 + 4)
             layers = int(max(1, min(16, 2e9 // per_layer)))
@@ -150,9 +201,13 @@ def main():
             if a.fa3:
                 row["fa3_bf16_us"] = fa3_time(torch.ops._vllm_fa3_C, b, ctx, hq, hk, d)
                 torch.cuda.empty_cache()
+            if published and b * ctx >= 262144:
+                row["published_us"] = published_time(published, b, ctx, hq, hk, d)
+                torch.cuda.empty_cache()
             rows.append(row)
-            rival = f"{row['fa3_bf16_us']:.1f} | {row['fa3_bf16_us'] / us:.2f}" if a.fa3 else "- | -"
-            print(f"| {b} | {ctx} | {n / 1e6:.1f} | {row['read_us']:.2f} | {us:.2f} | {row['roof_percent']:.1f} % | {us_dependent:.2f} | {rival} |", flush=True)
+            rival = lambda key: f"{row[key]:.1f} | {row[key] / us_dependent:.2f}" if key in row else "- | -"
+            print(f"| {b} | {ctx} | {n / 1e6:.1f} | {row['read_us']:.2f} | {us:.2f} | {row['roof_percent']:.1f} % | {us_dependent:.2f} | "
+                  f"{row['roof_percent'] * us / us_dependent:.1f} % | {rival('fa3_bf16_us')} | {rival('published_us')} |", flush=True)
         series.append(dict(name=shape, shape=shape, rows=rows))
     if a.json:
         json.dump(dict(device=torch.cuda.get_device_name(), peak_tbps=peak, failed=bad, largest_error=largest, series=series), open(a.json, "w"), indent=1)

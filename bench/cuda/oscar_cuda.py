@@ -23,7 +23,7 @@ class Params(C.Structure):
                 + [(n, C.c_int64) for n in "window_table_stride window_block_stride window_token_stride window_head_stride".split()]
                 + [("window_block", C.c_int32)]
                 + [(n, C.c_void_p) for n in "key_matrix value_matrix page_mean key_offset value_offset page_angles out".split()]
-                + [("out_token_stride", C.c_int64), ("out_head_stride", C.c_int64), ("lse", C.c_void_p), ("workspace", C.c_void_p),
+                + [("out_token_stride", C.c_int64), ("out_head_stride", C.c_int64), ("lse", C.c_void_p), ("workspace", C.c_void_p), ("schedule", C.c_void_p),
                    ("dependent", C.c_int32)])
 
 
@@ -37,9 +37,9 @@ class Library:
             raise RuntimeError(self.lib.oscar_last_error().decode())
 
     def workspace(self, shape):
-        n = C.c_size_t()
-        self.check(self.lib.oscar_cuda_decode_workspace(C.byref(shape), C.byref(n)))
-        return n.value
+        n, m = C.c_size_t(), C.c_size_t()
+        self.check(self.lib.oscar_cuda_decode_workspace(C.byref(shape), C.byref(n), C.byref(m)))
+        return n.value, m.value
 
     def page_angles(self, frequency, head_dim, rotary_dim, pages):
         out = torch.empty(16 + -(-pages // 16), head_dim, dtype=torch.float32)
@@ -53,6 +53,9 @@ class Library:
         out = torch.empty(n.value, dtype=torch.uint8)
         call(C.c_void_p(out.data_ptr()))
         return out.to(matrices.device)
+
+    def schedule(self, shape, params, stream):
+        self.check(self.lib.oscar_cuda_decode_schedule(C.byref(shape), C.byref(params), C.c_void_p(stream)))
 
     def decode(self, shape, params, stream):
         self.check(self.lib.oscar_cuda_decode(C.byref(shape), C.byref(params), C.c_void_p(stream)))
@@ -122,10 +125,12 @@ class Case:
         self.out = torch.full_like(self.q, float("nan"))
         self.lse = torch.full((B, query_length, num_qo_heads), float("nan"), device=dev)
         self.shape = Shape(C.sizeof(Shape), B, query_length, num_qo_heads, Hk, D, pages, num_sms)
-        self.ws = torch.empty(lib.workspace(self.shape), device=dev, dtype=torch.uint8)
-        self.ws.zero_()
+        workspace, schedule = lib.workspace(self.shape)
+        self.ws = torch.zeros(workspace, device=dev, dtype=torch.uint8)
+        self.sched = torch.empty(schedule, device=dev, dtype=torch.uint8)
         self.scale = D ** -0.5
         self.params = [self.make(l) for l in range(layers)]
+        self.schedule()
 
     def make(self, l, dependent=0):
         ptr = lambda t: t.data_ptr()
@@ -134,7 +139,10 @@ class Case:
                       self.Hq * D, D, ptr(self.pages[l]), ptr(self.table), self.table.stride(0), Hk * self.page_bytes, self.page_bytes,
                       ptr(self.wk[l]), ptr(self.wv[l]), ptr(self.wtable), self.wtable.stride(0), 16 * Hk * D, Hk * D, D, 16,
                       ptr(self.kt), ptr(self.vt), ptr(self.mu), ptr(self.ko), ptr(self.vo), ptr(self.angles), ptr(self.out),
-                      self.Hq * D, D, ptr(self.lse), ptr(self.ws), dependent)
+                      self.Hq * D, D, ptr(self.lse), ptr(self.ws), ptr(self.sched), dependent)
+
+    def schedule(self):
+        self.lib.schedule(self.shape, self.params[0], torch.cuda.current_stream().cuda_stream)
 
     def run(self, i=0):
         self.lib.decode(self.shape, self.params[i % self.layers], torch.cuda.current_stream().cuda_stream)

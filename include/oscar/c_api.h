@@ -45,19 +45,25 @@ typedef struct {
   int64_t out_token_stride, out_head_stride;
   float* lse;
   void* workspace; /* zero before the first launch; every launch leaves it zero */
-  /* 1: may overlap the stream's preceding kernel, which then must not write pages, tables or seq_lens */
+  void* schedule;  /* see oscar_cuda_decode_schedule */
+  /* 1: may overlap the stream's preceding kernel, which then must not write pages, tables or the schedule */
   int32_t dependent;
 } oscar_decode_params;
 
-/* page_angles of a model, in host memory: [16 + ceil(max_pages / 16), head_dim / 2, 2], cos and sin of pages 0..15,
- * then of pages 0, 16, 32, ... inverse_frequency [rotary_dim / 2] as the model's RoPE uses it. */
+/* page_angles of a model, in host memory: (16 + ceil(max_pages / 16)) head_dim floats, the angles by which RoPE turns a
+ * page's mean. inverse_frequency [rotary_dim / 2] as the model's RoPE uses it. */
 OSCAR_API int oscar_cuda_page_angles(const float* inverse_frequency, int32_t head_dim, int32_t rotary_dim,
                                      int32_t max_pages, float* angles);
 /* key_matrix of A_k^{-T} or value_matrix of A_v^{-1}, [num_kv_heads, head_dim, head_dim] floats of a layer, as decode
  * reads it: 16-bit fixed point. Both in host memory; out null: only *bytes, its size. */
 OSCAR_API int oscar_cuda_decode_matrices(const float* matrices, int32_t num_kv_heads, int32_t head_dim, void* out,
                                          size_t* bytes);
-OSCAR_API int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes);
+OSCAR_API int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* workspace_bytes,
+                                          size_t* schedule_bytes);
+/* Writes params->schedule from params->seq_lens, once a step and before its first layer; layers of the same shape and
+ * windows share it. Both launches can be captured in one graph: lengths are read on the device. */
+OSCAR_API int oscar_cuda_decode_schedule(const oscar_decode_shape* shape, const oscar_decode_params* params,
+                                         void* cuda_stream);
 OSCAR_API int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* params, void* cuda_stream);
 
 /* ---- CUDA: INT2 store (see src/kernels/cuda/store/params.hpp for shapes and units) ---- */

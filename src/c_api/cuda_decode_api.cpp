@@ -28,6 +28,35 @@ oscar::Result<oscar::cuda::DecodePlan> plan_of(const oscar_decode_shape& shape) 
   return oscar::cuda::plan_decode(shape_of(shape), num_sms);
 }
 
+struct Launch {
+  oscar::cuda::DecodePlan plan;
+  oscar::cuda::DecodeParams params;
+};
+
+oscar::Result<Launch> launch_of(const oscar_decode_shape& shape, const oscar_decode_params& c) {
+  Launch launch{};
+  OSCAR_ASSIGN(launch.plan, plan_of(shape));
+  OSCAR_TRY(oscar::c_api::check_struct_size(c, "oscar_decode_params"));
+  oscar::cuda::DecodeParams& p = launch.params;
+  oscar::c_api::copy_history_fields(c, p);
+  p.num_requests = shape.num_requests;
+  p.query_length = shape.query_length;
+  p.num_qo_heads = shape.num_qo_heads;
+  p.num_kv_heads = shape.num_kv_heads;
+  p.sink = c.sink;
+  p.recent = c.recent;
+  p.rotary_dim = c.rotary_dim;
+  p.seq_lens = c.seq_lens;
+  p.schedule = c.schedule;
+  p.key_matrix = static_cast<const std::uint8_t*>(c.key_matrix);
+  p.value_matrix = static_cast<const std::uint8_t*>(c.value_matrix);
+  p.page_mean = c.page_mean;
+  p.page_angles = reinterpret_cast<const float2*>(c.page_angles);
+  p.dependent = c.dependent != 0;
+  OSCAR_TRY(oscar::cuda::check_decode(p, shape_of(shape)));
+  return launch;
+}
+
 }  // namespace
 
 extern "C" {
@@ -57,37 +86,28 @@ int oscar_cuda_decode_matrices(const float* matrices, int32_t num_kv_heads, int3
   return 0;
 }
 
-int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* bytes) {
+int oscar_cuda_decode_workspace(const oscar_decode_shape* shape, size_t* workspace_bytes, size_t* schedule_bytes) {
   const auto plan = plan_of(*shape);
   if (!plan) return fail(plan.error());
-  *bytes = plan->workspace_bytes;
+  *workspace_bytes = plan->workspace_bytes;
+  *schedule_bytes = plan->schedule_bytes;
   return 0;
 }
 
-int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* c, void* cuda_stream) {
-  const auto plan = plan_of(*shape);
-  if (!plan) return fail(plan.error());
-  if (const auto status = oscar::c_api::check_struct_size(*c, "oscar_decode_params"); !status)
-    return fail(status.error());
-  oscar::cuda::DecodeParams p{};
-  oscar::c_api::copy_history_fields(*c, p);
-  p.num_requests = shape->num_requests;
-  p.query_length = shape->query_length;
-  p.num_qo_heads = shape->num_qo_heads;
-  p.num_kv_heads = shape->num_kv_heads;
-  p.sink = c->sink;
-  p.recent = c->recent;
-  p.rotary_dim = c->rotary_dim;
-  p.seq_lens = c->seq_lens;
-  p.key_matrix = static_cast<const std::uint8_t*>(c->key_matrix);
-  p.value_matrix = static_cast<const std::uint8_t*>(c->value_matrix);
-  p.page_mean = c->page_mean;
-  p.page_angles = reinterpret_cast<const float2*>(c->page_angles);
-  p.dependent = c->dependent != 0;
-  if (const auto status = oscar::cuda::check_decode(p, shape_of(*shape)); !status) return fail(status.error());
-  const cudaError_t error = oscar::cuda::decode(p, *plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream));
+int oscar_cuda_decode_schedule(const oscar_decode_shape* shape, const oscar_decode_params* params, void* cuda_stream) {
+  const auto launch = launch_of(*shape, *params);
+  if (!launch) return fail(launch.error());
+  return oscar::c_api::status_of(
+      oscar::cuda::schedule(launch->params, launch->plan, static_cast<cudaStream_t>(cuda_stream)), "decode schedule");
+}
+
+int oscar_cuda_decode(const oscar_decode_shape* shape, const oscar_decode_params* params, void* cuda_stream) {
+  const auto launch = launch_of(*shape, *params);
+  if (!launch) return fail(launch.error());
+  const cudaError_t error =
+      oscar::cuda::decode(launch->params, launch->plan, shape->head_dim, static_cast<cudaStream_t>(cuda_stream));
   if (error != cudaSuccess) {
-    if (const auto status = oscar::c_api::check_shared_memory(plan->shared_bytes, "decode"); !status)
+    if (const auto status = oscar::c_api::check_shared_memory(launch->plan.shared_bytes, "decode"); !status)
       return fail(status.error());
   }
   return oscar::c_api::status_of(error, "decode");

@@ -14,7 +14,7 @@ static void expect_refused(const char* what, int status, const char* part) {
 }
 
 int main(void) {
-  size_t bytes = 0;
+  size_t bytes = 0, schedule = 0;
   oscar_decode_shape decode;
   memset(&decode, 0, sizeof decode);
   decode.struct_size = sizeof decode;
@@ -25,19 +25,22 @@ int main(void) {
   decode.head_dim = 128;
   decode.max_pages = 512;
   decode.num_sms = 132;
-  if (oscar_cuda_decode_workspace(&decode, &bytes) != 0 || bytes == 0) {
+  if (oscar_cuda_decode_workspace(&decode, &bytes, &schedule) != 0 || bytes == 0 || schedule == 0) {
     printf("decode workspace: %s\n", oscar_last_error());
     ++failures;
   }
   decode.struct_size -= 4;
-  expect_refused("smaller shape", oscar_cuda_decode_workspace(&decode, &bytes), "oscar_decode_shape.struct_size");
+  expect_refused("smaller shape", oscar_cuda_decode_workspace(&decode, &bytes, &schedule),
+                 "oscar_decode_shape.struct_size");
   decode.struct_size = sizeof decode;
   oscar_decode_params decode_params;
   memset(&decode_params, 0, sizeof decode_params);
   expect_refused("params without a size", oscar_cuda_decode(&decode, &decode_params, NULL),
                  "oscar_decode_params.struct_size");
+  expect_refused("schedule without a size", oscar_cuda_decode_schedule(&decode, &decode_params, NULL),
+                 "oscar_decode_params.struct_size");
   decode.head_dim = 100;
-  expect_refused("head_dim", oscar_cuda_decode_workspace(&decode, &bytes), "head_dim");
+  expect_refused("head_dim", oscar_cuda_decode_workspace(&decode, &bytes, &schedule), "head_dim");
 
   oscar_store_shape store;
   oscar_store_params store_params;

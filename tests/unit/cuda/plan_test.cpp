@@ -96,16 +96,72 @@ TEST(RequestItems, WindowItemsHoldAtLeastOneToken) {
   }
 }
 
-TEST(PageAngles, HoldPagesZeroTo15AndEverySixteenth) {
-  const float frequency[2] = {1.0f, 0.01f};
-  std::vector<float> angles(page_angle_floats(8, 40));
-  ASSERT_EQ(angles.size(), (16 + 3) * 8u);
-  fill_page_angles(frequency, 8, 4, 40, angles.data());
-  const auto at = [&](int row, int pair, int part) { return angles[(row * 4 + pair) * 2 + part]; };
-  EXPECT_FLOAT_EQ(at(5, 0, 0), static_cast<float>(std::cos(64.0 * 5)));
-  EXPECT_FLOAT_EQ(at(16 + 2, 1, 1), static_cast<float>(std::sin(0.01f * 64.0 * 32)));
-  EXPECT_EQ(at(7, 2, 0), 1.0f);  // channels that do not turn
-  EXPECT_EQ(at(7, 3, 1), 0.0f);
+// FP16 of any sign and size, subnormals too.
+float half_value(std::uint32_t bits) {
+  const int exponent = static_cast<int>(bits >> 10 & 31), mantissa = static_cast<int>(bits & 1023);
+  const float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                                   : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+
+// Both FP16 parts together have 22 bits, or what FP16's smallest step leaves of a small value.
+TEST(PageAngles, HoldPagesZeroTo15AsOperandsAndEverySixteenthInFp32) {
+  constexpr int kHeadDim = 64, kPairs = 32, kRotary = 40;
+  std::vector<float> frequency(kRotary / 2);
+  for (std::size_t i = 0; i < frequency.size(); ++i) frequency[i] = std::pow(1e4f, -static_cast<float>(i) / 20);
+  std::vector<float> angles(page_angle_floats(kHeadDim, 40));
+  ASSERT_EQ(angles.size(), (16 + 3) * std::size_t{kHeadDim});
+  fill_page_angles(frequency.data(), kHeadDim, kRotary, 40, angles.data());
+  const auto angle = [&](int page, int pair) {
+    return pair < kRotary / 2 ? static_cast<double>(frequency[static_cast<std::size_t>(pair)]) * kPageTokens * page
+                              : 0.0;
+  };
+  const auto* words = reinterpret_cast<const std::uint32_t*>(angles.data());
+  for (int page = 0; page < 16; ++page)
+    for (int pair = 0; pair < kPairs; ++pair) {
+      // the A fragment of m16n8k16: row page, K = 2 (pair's place in its step); page_term.cuh has the order of pairs
+      const int step = pair / 16 * 2 + pair % 4 / 2, lane = 4 * (page % 8) + pair % 16 / 4;
+      const int word = (step * 32 + lane) * 4 + page / 8 + 2 * (pair % 2);
+      const std::uint32_t high = words[word], low = words[16 * kPairs + word];
+      const double cosine = half_value(high & 0xFFFF) + half_value(low & 0xFFFF);
+      const double sine = half_value(high >> 16) + half_value(low >> 16);
+      ASSERT_NEAR(cosine, std::cos(angle(page, pair)), 2e-7) << page << " " << pair;
+      ASSERT_NEAR(sine, std::sin(angle(page, pair)), 2e-7) << page << " " << pair;
+    }
+  for (int sixteen = 0; sixteen < 3; ++sixteen)
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const float* at = &angles[static_cast<std::size_t>((16 + sixteen) * kHeadDim + 2 * pair)];
+      EXPECT_FLOAT_EQ(at[0], static_cast<float>(std::cos(angle(16 * sixteen, pair))));
+      EXPECT_FLOAT_EQ(at[1], static_cast<float>(std::sin(angle(16 * sixteen, pair))));
+    }
+}
+
+TEST(DecodeMatrices, HoldEveryElementToHalfAStepOfItsOutputChannel) {
+  for (const int head_dim : {64, 128, 256}) {
+    constexpr int kHeads = 2;
+    const auto d = static_cast<std::size_t>(head_dim);
+    std::vector<float> matrices(kHeads * d * d);
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+      matrices[i] = std::sin(static_cast<float>(i) * 0.7f) * std::exp(static_cast<float>(i % d % 7));
+    for (std::size_t input = 0; input < kHeads * d; ++input) matrices[input * d + 5] = 0;  // channels of zeros
+    std::vector<std::uint8_t> out(kHeads * matrix_bytes(head_dim));
+    fill_matrices(matrices.data(), kHeads, head_dim, out.data());
+    for (std::size_t head = 0; head < kHeads; ++head) {
+      const std::uint8_t* bytes = &out[head * matrix_bytes(head_dim)];
+      const auto* steps = reinterpret_cast<const float*>(bytes + 2 * d * d);
+      for (std::size_t input = 0; input < d; ++input)
+        for (std::size_t output = 0; output < d; ++output) {
+          // the A fragment of m16n8k32: row output % 16, K = input % 32
+          const std::size_t tile = (output / 16 * (d / 32) + input / 32) * 2, lane = 4 * (output % 8) + input % 16 / 4;
+          const std::size_t word = output % 16 / 8 + 2 * (input % 32 / 16), at = 16 * lane + 4 * word + input % 4;
+          const int fixed = 256 * static_cast<std::int8_t>(bytes[512 * tile + at]) +
+                            static_cast<std::int8_t>(bytes[512 * (tile + 1) + at]);
+          ASSERT_NEAR(static_cast<float>(fixed) * steps[output], matrices[(head * d + input) * d + output],
+                      0.51f * steps[output]);
+        }
+      EXPECT_EQ(steps[5], 1.0f);
+    }
+  }
 }
 
 TEST(RequestItems, AnEmptySequenceHasNone) { EXPECT_EQ(request_items(DecodeParams{}, 0).total(), 0); }

@@ -46,16 +46,17 @@ __device__ __forceinline__ void copy_wait(std::uint32_t barrier, std::uint32_t p
 // and a barrier. `valid` false writes zeros.
 template <int kBytes>
 __device__ __forceinline__ void copy_by_thread(void* destination, const void* source, bool valid = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(destination)), "l"(source),
-               "n"(kBytes), "r"(valid ? kBytes : 0)
-               : "memory");
+  // 16 bytes pass by L1, which is small beside this much shared memory
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(destination)), "l"(source),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(destination)), "l"(source),
+                 "n"(kBytes), "r"(valid ? kBytes : 0)
+                 : "memory");
 }
 __device__ __forceinline__ void copies_by_thread_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-// Those started so far, and not the ones after, are what copies_by_thread_wait_marked waits for.
-__device__ __forceinline__ void copies_by_thread_mark() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void copies_by_thread_wait_marked() {
-  asm volatile("cp.async.commit_group;\n cp.async.wait_group 1;" ::: "memory");
-}
 
 // By every thread that wrote into memory that later copies will fill, before the block synchronises and they start.
 __device__ __forceinline__ void copy_order_after_writes() {

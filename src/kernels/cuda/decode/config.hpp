@@ -19,6 +19,7 @@ struct DecodeConfig {
   static constexpr int kNumThreads = 32 * kNumWarps;
   static constexpr int kNumStages = decode_stages(kHeadDim);  // pages a warp keeps in flight
   static constexpr int kMaxRows = rows_at_once(kHeadDim, kColumnTiles);
+  static_assert(kMaxRows <= kMaxRowsAtOnce);
   // Largest query in fixed point: a score's digits then stay inside the accumulators' biases (history.cuh).
   static constexpr float kQueryScale = kHeadDim == 256 ? 16256.0f : 32512.0f;
   static constexpr int kPairs = kHeadDim / 2;
@@ -47,13 +48,13 @@ struct DecodeConfig {
     // Sixteen-bit fixed point of kRows vectors, two digits, as b0, b1 of each lane: the queries, then the turned
     // queries that the stream reads, at the end the INT2 part.
     std::uint32_t digits[kColumnTiles][kKeySteps][2][32];
+    alignas(16) float digit_step[kRows];
     std::uint16_t query[kRows][kHeadDim + 8];  // BF16, as given
     union {
       float2 coefficients[kRows][kPairs];  // the page-mean term's alpha, beta, times a power of two
       float product[kRows][kHeadDim];      // at the end: the INT2 part turned back
     };
     float4 factors[kRows];    // score_factors
-    float digit_step[kRows];  // of the digits of queries and INT2 parts
     float term_scale[kRows];  // of the coefficients' power of two
     float term_base[kRows];   // the key offset's centre times the query
     float offsets[4];         // centre and step of the keys' and of the values' 8-bit offsets
@@ -78,9 +79,9 @@ struct DecodeConfig {
     // Parts that end inside a warp's range: the INT2 part of row i at 2 i, its window part at 2 i + 1. Before the
     // stream: Scratch.
     alignas(16) Part parts[2 * kMaxRows];
-    // Decoded parameters of the page in hand; between pages: angles of the next sixteen, [kPairs] float2.
-    float4 token[kNumWarps][kPageTokens];
+    float4 token[kNumWarps][kPageTokens];  // decoded parameters of the page in hand
     float middle[kNumWarps][kPageTokens];
+    alignas(16) float2 angles[kNumWarps][kPairs];  // of the next sixteen pages
     RowData data[kMaxRows];
     alignas(16) std::uint8_t
         matrix[kKeepsMatrix ? sizeof(Matrix) : 16];           // of the pass's first head: the keys', then the values'
@@ -88,10 +89,10 @@ struct DecodeConfig {
     Part kept;                                                // of the block's first row, if an earlier block began it
     float2 history_max_sum[kMaxRows][kRows];
     std::uint64_t full[kNumWarps][kNumStages];
-    Row row[kMaxRows], kept_row;
+    Row kept_row;
+    BlockShare share;
     Parts parts_of[2 * kMaxRows];
-    int num_rows, pass_end;
-    // followed by Requests: prefix [num_requests + 1], length [num_requests]
+    int has_history;  // of any row of the pass
   };
   static_assert(sizeof(Shared) == decode_shared_bytes(kHeadDim, kColumnTiles));
 

@@ -86,6 +86,60 @@ __device__ __forceinline__ void stage(const WindowState<Config>& state, typename
 }
 
 template <typename Config>
+__device__ __forceinline__ void add_part(Sum4& sum, const typename Config::Part& part, int r, int channel) {
+  sum.add(*reinterpret_cast<const float4*>(&part.acc[r][channel]), part.max_sum[r]);
+}
+// Adds the warps' parts of a row, in the warps' order. A warp's last part is in its ring, one that ends inside its
+// range in shared.parts[index].
+template <typename Config>
+__device__ __forceinline__ void join(const typename Config::Shared& shared, const typename Config::Parts& parts,
+                                     int index, int r, int channel, Sum4& sum) {
+#pragma unroll 1
+  for (int warp = parts.first; warp <= parts.last; ++warp) {
+    const bool inside = warp == parts.last && parts.ends_inside;
+    add_part<Config>(sum,
+                     inside ? shared.parts[index] : *reinterpret_cast<const typename Config::Part*>(shared.ring[warp]),
+                     r, channel);
+  }
+}
+
+// A query row's INT2 part, relative to its maximum, as the operand of the product, by one warp.
+template <typename Config>
+__device__ __forceinline__ void join_history(const typename Config::Shared& shared, typename Config::Parts parts,
+                                             int index, int r, typename Config::RowData& data, float2& max_sum) {
+  WarpRow<Config> y;
+#pragma unroll
+  for (int v = 0; v < WarpRow<Config>::kVectors; ++v) {
+    Sum4 sum;
+    if (WarpRow<Config>::exists(v)) join<Config>(shared, parts, index, r, WarpRow<Config>::channel(v), sum);
+    if (v == 0 && fresh_thread() % 32 == 0) max_sum = make_float2(sum.max, sum.sum);
+    y.value[v][0] = sum.acc.x, y.value[v][1] = sum.acc.y, y.value[v][2] = sum.acc.z, y.value[v][3] = sum.acc.w;
+  }
+  y.to_digits(data, r);
+}
+
+__device__ __forceinline__ float written(float x) { return x == 0 ? -0.0f : x; }
+__device__ __forceinline__ bool is_written(float x) { return __float_as_uint(x) != 0; }
+
+// Four channels of a query row's output.
+template <typename Config>
+__device__ __forceinline__ void write_output(const DecodeParams& p, const DecodePlan& plan, const Row& row, int r,
+                                             int channel, Sum4 x) {
+  const QueryRow query = query_row<Config>(p, plan, row, r);
+  if (!query.valid) return;
+  const float inverse = x.sum > 0 ? __fdividef(1.0f, x.sum) : 0.0f;
+  const __nv_bfloat162 low = __floats2bfloat162_rn(x.acc.x * inverse, x.acc.y * inverse);
+  const __nv_bfloat162 high = __floats2bfloat162_rn(x.acc.z * inverse, x.acc.w * inverse);
+  const std::int64_t token = static_cast<std::int64_t>(row.request) * p.query_length + query.token;
+  auto* out =
+      reinterpret_cast<__nv_bfloat162*>(p.out + token * p.out_token_stride + query.head * p.out_head_stride + channel);
+  out[0] = low;
+  out[1] = high;
+  if (p.lse != nullptr && channel == 0)
+    p.lse[token * p.num_qo_heads + query.head] = x.sum > 0 ? (x.max + log2f(x.sum)) * 0.6931471805599453f : -INFINITY;
+}
+
+template <typename Config>
 class Epilogue {
   static constexpr int kD = Config::kHeadDim, kR = Config::kRows;
   static constexpr int kQuads = kR * kD / 4;  // of a row: four channels of a query row each
@@ -97,55 +151,52 @@ class Epilogue {
   __device__ __forceinline__ Epilogue(const DecodeParams& p, const DecodePlan& plan, Shared& shared)
       : p_(p), plan_(plan), shared_(shared) {}
 
-  // Where the warps' parts of each row of the pass [begin, end) lie: a thread a row and kind of item.
-  __device__ __forceinline__ void find_parts(int begin, int end, const Cut& cut) {
-    const int thread = fresh_thread(), slot = thread / 2;
-    if (slot >= shared_.num_rows) return;
-    const Row& row = shared_.row[slot];
-    const int from = max(thread % 2 == 0 ? row.begin : row.history_end(), begin) - begin;
-    const int to = min(thread % 2 == 0 ? row.history_end() : row.end, end) - begin;
+  // Where the warps' parts of each row of the pass will lie: a lane a row and kind of item.
+  __device__ __forceinline__ void find_parts(int begin) {
+    const BlockShare& share = shared_.share;
+    const int lane = fresh_thread() % 32, slot = lane / 2;
+    if (slot >= share.num_rows) return;
+    const Row& row = share.row[slot];
+    const int from = max(lane % 2 == 0 ? row.begin : row.history_end(), begin);
+    const int to = min(lane % 2 == 0 ? row.history_end() : row.end, share.pass_end);
     typename Config::Parts parts{0, -1, false};
     if (from < to) {
-      parts.first = cut.range_of(from), parts.last = cut.range_of(to - 1);
-      parts.ends_inside = cut.begin(parts.last + 1) != to;
-    }
-    shared_.parts_of[thread] = parts;
-  }
-  // INT2 parts of all rows of the pass, relative to their maximum, as operands of the product; a warp a query row.
-  __device__ __forceinline__ void join_history() {
-    const int thread = fresh_thread();
-#pragma unroll 1
-    for (int k = thread / 32; k < shared_.num_rows * kR; k += Config::kNumWarps) {
-      const int slot = k / kR, r = k % kR;
-      WarpRow<Config> y;
-      float2 max_sum;
-#pragma unroll
-      for (int v = 0; v < WarpRow<Config>::kVectors; ++v) {
-        Sum4 sum;
-        if (WarpRow<Config>::exists(v)) sum = join(2 * slot, r, WarpRow<Config>::channel(v), sum);
-        if (v == 0) max_sum = make_float2(sum.max, sum.sum);
-        y.value[v][0] = sum.acc.x, y.value[v][1] = sum.acc.y, y.value[v][2] = sum.acc.z, y.value[v][3] = sum.acc.w;
+      for (int warp = 1; warp < Config::kNumWarps; ++warp) {
+        parts.first += share.warp_begin[warp] <= from;
+        parts.last += share.warp_begin[warp] < to;
       }
-      y.to_digits(shared_.data[slot], r);
-      if (thread % 32 == 0) shared_.history_max_sum[slot][r] = max_sum;
+      ++parts.last;
+      parts.ends_inside = share.warp_begin[parts.last + 1] != to;
     }
+    shared_.parts_of[lane] = parts;
+  }
+  // INT2 parts of all rows of the pass; a warp a query row.
+  __device__ __forceinline__ void join_rows() {
+#pragma unroll 1
+    for (int k = fresh_thread() / 32; k < shared_.share.num_rows * kR; k += Config::kNumWarps)
+      join_history<Config>(shared_, shared_.parts_of[2 * (k / kR)], 2 * (k / kR), k % kR, shared_.data[k / kR],
+                           shared_.history_max_sum[k / kR][k % kR]);
   }
   // After the product: joins the window parts and hands every row on.
-  __device__ __forceinline__ void finish_rows(bool has_history, int first, int end, Part& published) {
-    for_quads(shared_.num_rows, [&](int slot, int r, int channel) {
-      const Row& row = shared_.row[slot];
+  __device__ __forceinline__ void finish_rows(bool has_history, Part& published) {
+    const int first = shared_.share.first, end = shared_.share.end;
+#pragma unroll 1
+    for (int quad = fresh_thread(); quad < shared_.share.num_rows * kQuads; quad += Config::kNumThreads) {
+      const int slot = quad / kQuads, r = quad % kQuads / (kD / 4), channel = 4 * (quad % (kD / 4));
+      const Row& row = shared_.share.row[slot];
       Sum4 sum;
       if (has_history)
         sum.add(*reinterpret_cast<const float4*>(&shared_.data[slot].product[r][channel]),
                 shared_.history_max_sum[slot][r]);
-      sum = join(2 * slot + 1, r, channel, sum);
-      if (row.end > end)
+      join<Config>(shared_, shared_.parts_of[2 * slot + 1], 2 * slot + 1, r, channel, sum);
+      if (row.end > end) {
         publish(published, r, channel, sum);
-      else if (row.begin < first)
-        keep(slot, r, channel, sum);
-      else
-        write(row, r, channel, sum);
-    });
+      } else if (row.begin < first) {
+        keep(row, r, channel, sum);
+      } else {
+        write_output<Config>(p_, plan_, row, r, channel, sum);
+      }
+    }
   }
   // The kept part of the block's first row and the parts of the `count` blocks before it, in the blocks' order.
   __device__ __forceinline__ void finish_kept(Part* parts, int count) {
@@ -171,67 +222,27 @@ class Epilogue {
     if (group > 0) return;
     for_own([&](int i, int r, int channel) {
 #pragma unroll
-      for (int other = 1; other < kGroups; ++other) add(own[i], shared_.parts[other], r, channel);
-      add(own[i], shared_.kept, r, channel);
-      write(shared_.kept_row, r, channel, own[i]);
+      for (int other = 1; other < kGroups; ++other) add_part<Config>(own[i], shared_.parts[other], r, channel);
+      add_part<Config>(own[i], shared_.kept, r, channel);
+      write_output<Config>(p_, plan_, shared_.kept_row, r, channel, own[i]);
     });
   }
 
  private:
   static constexpr int kOwn = (kQuads + Config::kNumThreads - 1) / Config::kNumThreads;
 
-  // action(row, query row, first channel), for all of them by the whole block.
-  template <typename Action>
-  static __device__ __forceinline__ void for_quads(int num_rows, const Action& action) {
-#pragma unroll 1
-    for (int quad = fresh_thread(); quad < num_rows * kQuads; quad += Config::kNumThreads)
-      action(quad / kQuads, quad % kQuads / (kD / 4), 4 * (quad % (kD / 4)));
-  }
-  static __device__ __forceinline__ void add(Sum4& sum, const Part& part, int r, int channel) {
-    sum.add(*reinterpret_cast<const float4*>(&part.acc[r][channel]), part.max_sum[r]);
-  }
-  // Adds the warps' parts of a row, in the warps' order. A warp's last part is in its ring, one that ends inside its
-  // range in shared.parts[index].
-  __device__ __forceinline__ Sum4 join(int index, int r, int channel, Sum4 sum) const {
-    const auto parts = shared_.parts_of[index];
-#pragma unroll 1
-    for (int warp = parts.first; warp <= parts.last; ++warp)
-      add(sum, warp == parts.last && parts.ends_inside ? shared_.parts[index] : last_part(warp), r, channel);
-    return sum;
-  }
-  __device__ __forceinline__ const Part& last_part(int warp) const {
-    return *reinterpret_cast<const Part*>(shared_.ring[warp]);
-  }
-
-  // For finish_kept(): the row's end, whose beginning an earlier block holds.
-  __device__ __forceinline__ void keep(int slot, int r, int channel, const Sum4& sum) const {
+  // For finish_kept(): a row's end, whose beginning an earlier block holds.
+  __device__ __forceinline__ void keep(const Row& row, int r, int channel, const Sum4& sum) const {
     *reinterpret_cast<float4*>(&shared_.kept.acc[r][channel]) = sum.acc;
     if (channel != 0) return;
     shared_.kept.max_sum[r] = make_float2(sum.max, sum.sum);
-    if (r == 0) shared_.kept_row = shared_.row[slot];
+    if (r == 0) shared_.kept_row = row;
   }
   static __device__ __forceinline__ void publish(Part& part, int r, int channel, const Sum4& sum) {
     const float4 x = sum.acc;
     store_relaxed(&part.acc[r][channel], make_float4(written(x.x), written(x.y), written(x.z), written(x.w)));
     if (channel == 0) store_relaxed(&part.max_sum[r], make_float2(written(sum.max), written(sum.sum)));
   }
-  __device__ __forceinline__ void write(const Row& row, int r, int channel, const Sum4& x) const {
-    const QueryRow query = query_row<Config>(p_, plan_, row, r);
-    if (!query.valid) return;
-    const float inverse = x.sum > 0 ? __fdividef(1.0f, x.sum) : 0.0f;
-    const __nv_bfloat162 low = __floats2bfloat162_rn(x.acc.x * inverse, x.acc.y * inverse);
-    const __nv_bfloat162 high = __floats2bfloat162_rn(x.acc.z * inverse, x.acc.w * inverse);
-    const std::int64_t token = static_cast<std::int64_t>(row.request) * p_.query_length + query.token;
-    auto* out = reinterpret_cast<__nv_bfloat162*>(p_.out + token * p_.out_token_stride +
-                                                  query.head * p_.out_head_stride + channel);
-    out[0] = low;
-    out[1] = high;
-    if (p_.lse != nullptr && channel == 0)
-      p_.lse[token * p_.num_qo_heads + query.head] =
-          x.sum > 0 ? (x.max + log2f(x.sum)) * 0.6931471805599453f : -INFINITY;
-  }
-  __device__ static __forceinline__ float written(float x) { return x == 0 ? -0.0f : x; }
-  __device__ static __forceinline__ bool is_written(float x) { return __float_as_uint(x) != 0; }
 
   // Parts group, group + kGroups, ... of the blocks before; all loads of a batch are in flight together.
   __device__ __forceinline__ Sum4 gather(Part* parts, int count, int group, int row, int channel) const {

@@ -3,12 +3,12 @@
 
 #include <cstddef>
 
+#include "items.hpp"
 #include "params.hpp"
 
 namespace oscar::cuda {
 
-inline constexpr std::size_t kRowBytes = 44;  // of a Row (items.hpp)
-inline constexpr int kMaxRequests = 1024;     // the prefix sums of a launch lie in shared memory
+inline constexpr int kMaxRequests = 1024;  // their prefix sums lie in shared memory while the schedule is made
 
 // 12 warps with 2 pages each in flight where registers and shared memory allow: 100 KB in flight saturates the memory,
 // more only lengthens its queue. Two column tiles need the registers of 8 warps, pages of 64 channels the parallelism
@@ -35,16 +35,15 @@ constexpr std::size_t matrix_bytes(int head_dim) { return 2 * head_dim * head_di
 // Whether a head's matrix waits in shared memory for its product; at head_dim 256 there is no room.
 constexpr bool keeps_matrix(int head_dim) { return head_dim <= 128; }
 
-// Without the requests' lengths and prefix sums.
 constexpr std::size_t decode_shared_bytes(int head_dim, int column_tiles) {
   const std::size_t warps = decode_warps(head_dim, column_tiles), rows = 4 * column_tiles, d = head_dim;
   const std::size_t at_once = rows_at_once(head_dim, column_tiles), part = part_bytes(head_dim, column_tiles);
   const std::size_t stages = warps * decode_stages(head_dim), ring = stages * page_bytes(head_dim);
-  const std::size_t tokens = warps * kPageTokens * 20, fine = 64 * d;
+  const std::size_t tokens = warps * (kPageTokens * 20 + 4 * d), fine = 64 * d;
   const std::size_t row_data = rows * (2 * d + 2 * d + 16 + 4 * d + 16 + 12) + 16;
   const std::size_t matrix = keeps_matrix(head_dim) ? matrix_bytes(head_dim) : 16;
   const std::size_t total = ring + (2 * at_once + 1) * part + tokens + at_once * row_data + matrix + fine +
-                            at_once * rows * 8 + stages * 8 + (at_once + 1) * kRowBytes + 2 * at_once * 6 + 8;
+                            at_once * rows * 8 + stages * 8 + sizeof(Row) + sizeof(BlockShare) + 2 * at_once * 6 + 4;
   return (total + 127) / 128 * 128;
 }
 

@@ -59,4 +59,14 @@ struct Row {
   OSCAR_HOST_DEVICE int history_end() const { return begin + items.num_pages; }
 };
 
+// The share of the list that a block owns, and the first rows of it.
+struct BlockShare {
+  int first, end;          // flat indices
+  int num_rows, pass_end;  // rows streamed together from `first` on, and the end of the last of them inside the share
+  int first_block;         // block that holds the beginning of row[0]
+  int has_empty;  // a request without items is among those that the block answers for: block, block + blocks, ...
+  int warp_begin[kMaxWarps + 1];  // how the items up to pass_end are cut between the warps
+  Row row[kMaxRowsAtOnce];
+};
+
 }  // namespace oscar::cuda

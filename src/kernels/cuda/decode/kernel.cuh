@@ -13,6 +13,7 @@
 #include "loader.cuh"
 #include "page_term.cuh"
 #include "prologue.cuh"
+#include "schedule.cuh"
 #include "window.cuh"
 
 namespace oscar::cuda {
@@ -24,6 +25,7 @@ struct Stream {
   PageTerms<Config> terms;
   int stage = 0;
   std::uint32_t parity = 0;
+  bool angles_on_their_way = false;
 
   __device__ __forceinline__ Stream(const DecodeParams& p, typename Config::Shared& shared) : loader(p, shared) {}
   // The item in hand has been read: its place in the ring takes the next one.
@@ -38,11 +40,11 @@ struct Stream {
   }
 };
 
-// Sixteen of the first page in items [index, end) of the rows from shared.row[slot] on; 0 where there is none.
+// Sixteen of the first page in items [index, end) of the rows from shared.share.row[slot] on; 0 where there is none.
 template <typename Config>
 __device__ __forceinline__ int first_sixteen(const typename Config::Shared& shared, int slot, int index, int end) {
   for (; index < end; ++slot) {
-    const Row& row = shared.row[slot];
+    const Row& row = shared.share.row[slot];
     if (index < row.history_end()) return (row.items.first_page + index - row.begin) / 16;
     index = max(index, row.end);
   }
@@ -54,10 +56,11 @@ template <typename Config>
 __device__ __forceinline__ void stream_rows(const DecodeParams& p, const DecodePlan& plan,
                                             typename Config::Shared& shared, int index, int end,
                                             Stream<Config>& stream) {
+  const float2* coarse_angles = p.page_angles + 16 * Config::kPairs;
   int slot = 0;
   while (index < end) {
-    while (shared.row[slot].end <= index) ++slot;
-    const Row& row = shared.row[slot];
+    while (shared.share.row[slot].end <= index) ++slot;
+    const Row& row = shared.share.row[slot];
     const auto& data = shared.data[slot];
     const int thread = fresh_thread(), lane = thread % 32, warp = thread / 32;
     const auto place = [&](int part) -> typename Config::Part& {
@@ -76,9 +79,14 @@ __device__ __forceinline__ void stream_rows(const DecodeParams& p, const DecodeP
       index = history_end;
 #pragma unroll 1
       while (page < pages_end) {
-        stream.terms.compute(shared, data, reinterpret_cast<float2*>(shared.token[warp]));
+        if (stream.angles_on_their_way) {
+          copies_by_thread_wait();
+          __syncwarp();
+        }
+        stream.terms.compute(shared, data, shared.angles[warp]);
         const int next = page / 16 + 1;
-        stream.terms.load(p.page_angles, 16 * next < pages_end ? next : next_row);
+        stream.terms.load(coarse_angles, 16 * next < pages_end ? next : next_row, shared.angles[warp]);
+        stream.angles_on_their_way = true;
         const int stop = min(16 * next, pages_end);
 #pragma unroll 1
         for (; page < stop; ++page) {
@@ -116,15 +124,23 @@ __device__ __forceinline__ void stream_rows(const DecodeParams& p, const DecodeP
   }
 }
 
-// Starts the copy of a matrix into shared memory where there is room; returns where multiply() will find it.
+// Starts a copy into shared memory by the whole block.
+template <typename Config>
+__device__ __forceinline__ void copy_block(void* destination, const void* source, int bytes) {
+  for (int at = 16 * fresh_thread(); at < bytes; at += 16 * Config::kNumThreads)
+    copy_by_thread<16>(static_cast<std::uint8_t*>(destination) + at, static_cast<const std::uint8_t*>(source) + at);
+}
+// A head's matrix is copied into shared memory where there is room. kept_matrix: where multiply() will find it.
+template <typename Config>
+__device__ __forceinline__ const typename Config::Matrix* kept_matrix(const typename Config::Matrix* from,
+                                                                      const typename Config::Shared& shared) {
+  return Config::kKeepsMatrix ? reinterpret_cast<const typename Config::Matrix*>(shared.matrix) : from;
+}
 template <typename Config>
 __device__ __forceinline__ const typename Config::Matrix* keep_matrix(const typename Config::Matrix* from,
                                                                       typename Config::Shared& shared) {
-  if constexpr (!Config::kKeepsMatrix) return from;
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
-  for (int at = 16 * fresh_thread(); at < static_cast<int>(sizeof(*from)); at += 16 * Config::kNumThreads)
-    copy_by_thread<16>(shared.matrix + at, bytes + at);
-  return reinterpret_cast<const typename Config::Matrix*>(shared.matrix);
+  if constexpr (Config::kKeepsMatrix) copy_block<Config>(shared.matrix, from, sizeof(*from));
+  return kept_matrix<Config>(from, shared);
 }
 
 template <typename Config>
@@ -133,12 +149,14 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
   extern __shared__ __align__(128) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(shared_bytes);
   auto& scratch = *reinterpret_cast<typename Config::Scratch*>(shared.parts);
-  auto* prefix = reinterpret_cast<int*>(shared_bytes + sizeof(typename Config::Shared));
-  const Requests requests{prefix, prefix + p.num_requests + 1};
+  const Schedule schedule(p, plan);
   auto* parts = static_cast<typename Config::Part*>(p.workspace);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
 
-  if (warp == 0) scan_requests(p, plan, requests);
+  static_assert(sizeof(BlockShare) / 4 <= Config::kNumThreads);
+  if (threadIdx.x < sizeof(BlockShare) / 4)
+    reinterpret_cast<int*>(&shared.share)[threadIdx.x] =
+        reinterpret_cast<const int*>(&schedule.share[block])[threadIdx.x];
   if (lane == 0) {
     for (int stage = 0; stage < Config::kNumStages; ++stage)
       copy_barrier_init(shared_address(&shared.full[warp][stage]));
@@ -146,92 +164,89 @@ __global__ __launch_bounds__(Config::kNumThreads, 1) void decode_kernel(const __
   }
   if (threadIdx.x == 0) shared.kept_row.end = 0;
   __syncthreads();
-  const int total = prefix[p.num_requests] * p.num_kv_heads;
-  const int blocks = min(static_cast<int>(gridDim.x), total), block = min(static_cast<int>(blockIdx.x), blocks);
-  const Cut cut(total, blocks);
-  const int first = cut.begin(block), end = cut.begin(min(block + 1, blocks));
-
   Stream<Config> stream(p, shared);
   Epilogue<Config> epilogue(p, plan, shared);
-  const FineAngles<Config> fine(p.page_angles);
-  bool waited = false;
-  const auto wait = [&] {
-    if (!waited) wait_for_previous_kernel();
-    waited = true;
-  };
-  for (int begin = first; begin < end; begin = shared.pass_end) {
-    if (begin > first) __syncthreads();
-    if (warp == 0) find_rows<Config>(p, plan, requests, begin, end, shared);
-    __syncthreads();
-    const int pass_end = shared.pass_end;
-    const Cut warps(pass_end - begin, Config::kNumWarps);
-    const int warp_begin = begin + warps.begin(warp), warp_end = begin + warps.begin(warp + 1);
+  const BlockShare& share = shared.share;
+  // What is needed again after the stream is read from shared memory again: nothing of it stays in registers or, worse,
+  // on the stack, whose lines come back from L2 under load.
+  for (int begin = share.first; begin < share.end; begin = share.pass_end) {
+    const bool is_first = begin == share.first;
+    if (!is_first) {
+      __syncthreads();
+      if (warp == 0) find_rows(p, plan, schedule.requests, begin, share.end, Config::kMaxRows, shared.share);
+      __syncthreads();
+    }
+    const int warp_begin = share.warp_begin[warp], warp_end = share.warp_begin[warp + 1];
+    if (warp == Config::kNumWarps - 1) epilogue.find_parts(begin);
     int has_history = 0;
-    for (int slot = 0; slot < shared.num_rows; ++slot) has_history |= shared.row[slot].items.num_pages;
-    const int first_head = shared.row[0].head;
+    for (int slot = 0; slot < share.num_rows; ++slot) has_history |= share.row[slot].items.num_pages;
+    if (threadIdx.x == 0) shared.has_history = has_history;
 
-    // Whatever would queue behind the ring's copies, for microseconds, is loaded before them; queries too, unless a
-    // kernel ahead may still be writing them.
-    const bool queries_first = !p.dependent || waited;
+    // What the rows need goes ahead of the ring's copies, behind which it would queue for microseconds: constants, and
+    // the queries unless a kernel ahead may still be writing them.
     stream.loader.start(warp_begin, warp_end);
+    if (is_first) copy_block<Config>(shared.fine, p.page_angles, sizeof(shared.fine));
     load_constants<Config>(p, shared, scratch);
-    if (queries_first) load_queries<Config>(p, plan, shared);
-    copies_by_thread_mark();
-    const auto* key_matrix = keep_matrix<Config>(matrix_of<Config>(p.key_matrix, first_head), shared);
-    stream.terms.load(p.page_angles, first_sixteen<Config>(shared, 0, warp_begin, warp_end));
-    copies_by_thread_wait_marked();
+    if (!p.dependent || !is_first) load_queries<Config>(p, plan, shared);
+    const auto* key_matrix = keep_matrix<Config>(matrix_of<Config>(p.key_matrix, share.row[0].head), shared);
+    stream.terms.load(p.page_angles + 16 * Config::kPairs, first_sixteen<Config>(shared, 0, warp_begin, warp_end),
+                      shared.angles[warp]);
+    stream.angles_on_their_way = false;
+    copies_by_thread_wait();
     stream.loader.take_batch();
+    bool waited = !is_first;
 #pragma unroll 1
     for (int filled = 0; filled < Config::kNumStages; ++filled) {
-      if (!stream.loader.next_is_early()) wait();
+      if (!waited && !stream.loader.next_is_early()) {
+        wait_for_previous_kernel();
+        waited = true;
+      }
       stream.loader.issue((stream.stage + filled) % Config::kNumStages);
     }
-    if (begin == first) {
-      wait();
+    if (is_first) {
+      wait_for_previous_kernel();
       let_next_kernel_start();
-      fine.store(shared);
+      if (p.dependent) {
+        load_queries<Config>(p, plan, shared);
+        copies_by_thread_wait();
+      }
     }
-    if (!queries_first) load_queries<Config>(p, plan, shared);
-    copies_by_thread_wait();
     __syncwarp();
-    const typename Config::Matrix* value_matrix = nullptr;
     if (has_history != 0) {
       prepare_queries<Config>(p, shared, scratch);
       __syncthreads();
       multiply<Config>(p.key_matrix, key_matrix, shared, scratch.product[0][0],
                        sizeof(scratch.product[0]) / sizeof(float));
       __syncthreads();
-      value_matrix = keep_matrix<Config>(matrix_of<Config>(p.value_matrix, first_head), shared);
+      keep_matrix<Config>(matrix_of<Config>(p.value_matrix, share.row[0].head), shared);
       prepare_scores<Config>(p, shared, scratch);
     }
     __syncthreads();
     stream_rows(p, plan, shared, warp_begin, warp_end, stream);
-    epilogue.find_parts(begin, pass_end, warps);
-    if (has_history != 0) {
-      copies_by_thread_wait();
-      __syncthreads();
-      epilogue.join_history();
-      __syncthreads();
-      multiply<Config>(p.value_matrix, value_matrix, shared, shared.data[0].product[0],
-                       sizeof(typename Config::RowData) / sizeof(float));
-    }
+    copies_by_thread_wait();
     __syncthreads();
-    epilogue.finish_rows(has_history != 0, first, end, parts[block]);
+    if (shared.has_history) {
+      epilogue.join_rows();
+      __syncthreads();
+      multiply<Config>(p.value_matrix,
+                       kept_matrix<Config>(matrix_of<Config>(p.value_matrix, share.row[0].head), shared), shared,
+                       shared.data[0].product[0], sizeof(typename Config::RowData) / sizeof(float));
+      __syncthreads();
+    }
+    epilogue.finish_rows(shared.has_history, parts[block]);
     copy_order_after_writes();
   }
-  if (first >= end) {
-    wait();
+  if (share.first >= share.end) {
+    wait_for_previous_kernel();
     let_next_kernel_start();
   }
-  for (int b = blockIdx.x; b < p.num_requests; b += gridDim.x)
-    if (prefix[b] == prefix[b + 1]) write_empty<Config>(p, b);
+  if (share.has_empty)
+    for (int b = block; b < p.num_requests; b += gridDim.x)
+      if (schedule.requests.length[b] <= 0) write_empty<Config>(p, b);
 
-  if (first < end) {  // the block's first row may have begun in a block before
+  if (share.first < share.end) {  // the block's first row may have begun in a block before
     __syncthreads();
-    if (shared.kept_row.end > 0) {
-      const int from = cut.range_of(shared.kept_row.begin);
-      epilogue.finish_kept(parts + from, block - from);
-    }
+    if (shared.kept_row.end > 0) epilogue.finish_kept(parts + share.first_block, block - share.first_block);
   }
 }
 

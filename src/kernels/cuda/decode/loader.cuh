@@ -82,8 +82,8 @@ class Loader {
     const int index = first + static_cast<int>(threadIdx.x) % 32;
     if (index >= end_) return;
     int slot = 0;
-    while (shared_.row[slot].end <= index) ++slot;
-    const Row& row = shared_.row[slot];
+    while (shared_.share.row[slot].end <= index) ++slot;
+    const Row& row = shared_.share.row[slot];
     const int page = index - row.begin, item = page - row.items.num_pages;
     if (item < 0) {
       flags_ = 0;

@@ -2,8 +2,8 @@
 // The page-mean term of the pages that a warp is about to read: c(page, row) = sum over channel pairs of alpha
 // cos(angle of the page) + beta sin(..). Pages go in sixteens: alpha and beta are turned by the angle of a sixteen's
 // first page (FP32), then one product [16 pages x head_dim] [head_dim x rows] with a table that is the same for every
-// sixteen. FP16 high and low parts of both factors keep 22 bits: the term is large (hundreds) on models with
-// key biases. 4 head_dim bytes from L2 and about 150 instructions a sixteen.
+// sixteen (fill_page_angles). FP16 high and low parts of both factors keep 22 bits: the term is large (hundreds) on
+// models with key biases. 4 head_dim bytes from L2 and about 150 instructions a sixteen.
 //
 // MMA lane (g, t): rows are pages g and g + 8, columns 2r, 2r + 1 the high and low part of query row r. A step of 16
 // channels is 8 pairs; in steps 2m, 2m + 1 lane t takes the four pairs 16 m + 4 t .., so that its B operands are 16
@@ -11,6 +11,7 @@
 
 #include <cuda_fp16.h>
 
+#include "../common/copy.cuh"
 #include "config.hpp"
 
 namespace oscar::cuda {
@@ -27,54 +28,20 @@ struct SplitPair {
   }
 };
 
-// shared.fine: the A operands of pages 0..15, by the whole block, once. angles [16 + sixteens, head_dim / 2, 2].
-template <typename Config>
-class FineAngles {
-  static constexpr int kAThread = (16 * Config::kPairs + Config::kNumThreads - 1) / Config::kNumThreads;
-
- public:
-  __device__ __forceinline__ explicit FineAngles(const float2* angles) {
-#pragma unroll
-    for (int i = 0; i < kAThread; ++i)
-      angle_[i] = __ldg(angles + min(static_cast<int>(threadIdx.x) + i * Config::kNumThreads, 16 * Config::kPairs - 1));
-  }
-  __device__ __forceinline__ void store(typename Config::Shared& shared) const {
-#pragma unroll
-    for (int i = 0; i < kAThread; ++i) {
-      const int k = threadIdx.x + i * Config::kNumThreads, page = k / Config::kPairs, pair = k % Config::kPairs;
-      if (page >= 16) break;
-      const SplitPair split(angle_[i].x, angle_[i].y);
-      const int step = pair / 16 * 2 + pair % 4 / 2, lane = 4 * (page % 8) + pair % 16 / 4;
-      const int word = page / 8 + 2 * (pair % 2);
-      shared.fine[0][step][lane][word] = split.high;
-      shared.fine[1][step][lane][word] = split.low;
-    }
-  }
-
- private:
-  float2 angle_[kAThread];
-};
-
 // Terms of sixteen pages, by one warp: lane (g, t) holds those of pages g and g + 8 for row t of each column tile.
 template <typename Config>
 class PageTerms {
-  static constexpr int kPairsALane = Config::kPairs / 32;
-
  public:
-  // Starts the load of a sixteen's angles.
-  __device__ __forceinline__ void load(const float2* angles, int sixteen) {
-    const float2* from = angles + (16 + sixteen) * Config::kPairs + kPairsALane * (fresh_thread() % 32);
-#pragma unroll
-    for (int j = 0; j < kPairsALane; ++j) angle_[j] = __ldg(from + j);
+  // Starts the copy of a sixteen's angles into `angles`, this warp's in shared memory; coarse [sixteens, kPairs].
+  static __device__ __forceinline__ void load(const float2* coarse, int sixteen, float2* angles) {
+    const float2* from = coarse + sixteen * Config::kPairs;
+    for (int pair = 2 * (fresh_thread() % 32); pair < Config::kPairs; pair += 64)
+      copy_by_thread<16>(angles + pair, from + pair);
   }
-  // Terms of the sixteen loaded before, without its own key offset's centre; angles: this warp's in shared memory.
+  // Terms of the sixteen in `angles`, without the key offset's centre.
   __device__ __forceinline__ void compute(const typename Config::Shared& shared, const typename Config::RowData& data,
-                                          float2* angles) {
+                                          const float2* angles) {
     const int lane = fresh_thread() % 32, g = lane / 4, t = lane % 4;
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < kPairsALane; ++j) angles[kPairsALane * lane + j] = angle_[j];
-    __syncwarp();
     float c[Config::kColumnTiles][4] = {};
 #pragma unroll 2
     for (int m = 0; m < Config::kPairs / 16; ++m) {
@@ -108,6 +75,7 @@ class PageTerms {
       term_[n][0] = (c[n][0] + c[n][1]) * scale;
       term_[n][1] = (c[n][2] + c[n][3]) * scale;
     }
+    __syncwarp();  // the angles may be replaced
   }
   // Of row t of tile n.
   __device__ __forceinline__ float of_page(int page, int n) const {
@@ -122,7 +90,6 @@ class PageTerms {
     return low ? split.low : split.high;
   }
 
-  float2 angle_[kPairsALane];
   float term_[Config::kColumnTiles][2];
 };
 

@@ -9,8 +9,10 @@ struct float2;
 
 namespace oscar::cuda {
 
-inline constexpr int kPageTokens = 64;   // tokens of an INT2 page
-inline constexpr int kWindowTokens = 8;  // tokens of one work item of the 16-bit window
+inline constexpr int kPageTokens = 64;    // tokens of an INT2 page
+inline constexpr int kWindowTokens = 8;   // tokens of one work item of the 16-bit window
+inline constexpr int kMaxWarps = 16;      // of a block
+inline constexpr int kMaxRowsAtOnce = 6;  // of rows_at_once()
 
 // One side's 8-bit offset: offset = center + code * step, step = spread / 20.
 struct OffsetScale {
@@ -27,7 +29,8 @@ struct DecodeParams {
   float scale;     // of q . k
   float soft_cap;  // 0 = none
 
-  const std::int32_t* seq_lens;  // [num_requests] tokens in the cache, the query tokens included
+  const std::int32_t* seq_lens;  // [num_requests] tokens in the cache, the query tokens included; read by schedule()
+  void* schedule;  // plan.schedule_bytes, written by schedule() once a step, read by every layer's decode()
 
   const __nv_bfloat16*
       q;  // row of query token i of request b, head h: q + (b query_length + i) q_token_stride + h q_head_stride
@@ -52,8 +55,9 @@ struct DecodeParams {
   const float* page_mean;            // [num_kv_heads, head_dim] mu0
   const OffsetScale* key_offset;     // [num_kv_heads]
   const OffsetScale* value_offset;   // [num_kv_heads]
-  // [16 + ceil(max_pages / 16), head_dim / 2] (cos, sin) of inv_freq * 64 page for each channel pair, (1, 0) for pairs
-  // that do not turn: pages 0..15, then pages 0, 16, 32, ... fill_page_angles() writes it.
+  // The angles inv_freq * 64 page of each channel pair, (cos, sin) and (1, 0) for pairs that do not turn: pages 0..15
+  // as MMA operands, FP16 high and low parts [2, head_dim / 16, 32 lanes, 4 words], then [ceil(max_pages / 16),
+  // head_dim / 2] of pages 0, 16, 32, ... in FP32. fill_page_angles() writes it.
   const float2* page_angles;
 
   __nv_bfloat16* out;  // strides as q's
@@ -77,7 +81,9 @@ struct DecodePlan {
   int column_tiles;                              // of 4 query rows each
   int row_groups;                                // query rows of a KV head / (4 column_tiles), rounded up
   Divisor by_requests, by_row_groups, by_ratio;  // of num_requests, row_groups, query heads a KV head
+  int max_rows;                                  // that a block streams together
   std::size_t workspace_bytes;                   // a part a block
+  std::size_t schedule_bytes;  // a BlockShare a block, prefix [num_requests + 1], length [num_requests]
   std::size_t shared_bytes;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "../common/shape_checks.hpp"
 #include "geometry.hpp"
@@ -35,8 +36,9 @@ Result<DecodePlan> plan_decode(const DecodeShape& shape, int num_sms) {
   plan.num_warps = decode_warps(shape.head_dim, plan.column_tiles);
   plan.num_blocks = num_sms;
   plan.workspace_bytes = (plan.num_blocks * part_bytes(shape.head_dim, plan.column_tiles) + 255) / 256 * 256;
-  plan.shared_bytes =
-      decode_shared_bytes(shape.head_dim, plan.column_tiles) + sizeof(int) * (2 * shape.num_requests + 1);
+  plan.max_rows = rows_at_once(shape.head_dim, plan.column_tiles);
+  plan.schedule_bytes = plan.num_blocks * sizeof(BlockShare) + sizeof(int) * (2 * shape.num_requests + 1);
+  plan.shared_bytes = decode_shared_bytes(shape.head_dim, plan.column_tiles);
   return plan;
 }
 
@@ -51,6 +53,9 @@ Status check_decode(const DecodeParams& params, const DecodeShape& shape) {
   if (params.window_block > 1 << 15 || shape.num_kv_heads > 1 << 14)
     return bad("window_block is " + std::to_string(params.window_block) + " and num_kv_heads " +
                std::to_string(shape.num_kv_heads) + "; use at most 32768 and 16384");
+  if (params.schedule == nullptr)
+    return bad(
+        "schedule is null; give schedule_bytes of device memory and call oscar_cuda_decode_schedule once a step");
   if (params.sink < 0 || params.recent < params.query_length)
     return bad("sink " + std::to_string(params.sink) + ", recent " + std::to_string(params.recent) +
                ": sink must not be negative and recent at least query_length");
@@ -93,16 +98,45 @@ void fill_matrices(const float* matrices, int num_kv_heads, int head_dim, std::u
 std::size_t page_angle_floats(int head_dim, int max_pages) {
   return (16 + (static_cast<std::size_t>(max_pages) + 15) / 16) * head_dim;
 }
+namespace {
+// FP16 bits of |x| <= 1, to nearest even; x becomes what the rounding left.
+std::uint32_t take_half(float& x) {
+  const float size = std::abs(x);
+  const int exponent = size < 0x1p-14f ? -14 : std::ilogb(size);
+  const auto steps =
+      static_cast<std::uint32_t>(std::nearbyint(std::ldexp(size, 10 - exponent)));  // of 2^(exponent - 10)
+  const std::uint32_t sign = std::signbit(x) ? 0x8000u : 0u;
+  x -= std::copysign(std::ldexp(static_cast<float>(steps), exponent - 10), x);
+  // a mantissa of 2^11 carries into the exponent, one below 2^10 is a subnormal
+  return sign | (static_cast<std::uint32_t>(exponent + 14) * 1024 + steps);
+}
+}  // namespace
+
 void fill_page_angles(const float* inverse_frequency, int head_dim, int rotary_dim, int max_pages, float* angles) {
-  for (int row = 0; row < 16 + (max_pages + 15) / 16; ++row) {
-    const int page = row < 16 ? row : 16 * (row - 16);
-    for (int pair = 0; pair < head_dim / 2; ++pair) {
-      const double angle =
-          pair < rotary_dim / 2 ? static_cast<double>(inverse_frequency[pair]) * kPageTokens * page : 0;
-      *angles++ = static_cast<float>(std::cos(angle));
-      *angles++ = static_cast<float>(std::sin(angle));
+  const int pairs = head_dim / 2;
+  const auto angle = [&](int page, int pair) {
+    const double x = pair < rotary_dim / 2 ? static_cast<double>(inverse_frequency[pair]) * kPageTokens * page : 0;
+    return std::pair(static_cast<float>(std::cos(x)), static_cast<float>(std::sin(x)));
+  };
+  // MMA lane 4 (page % 8) + t holds pairs 16 m + 4 t .. + 3 in steps 2 m (the first two) and 2 m + 1
+  auto* operand = reinterpret_cast<std::uint32_t*>(angles);
+  for (int page = 0; page < 16; ++page)
+    for (int pair = 0; pair < pairs; ++pair) {
+      auto [cosine, sine] = angle(page, pair);
+      const int step = pair / 16 * 2 + pair % 4 / 2, lane = 4 * (page % 8) + pair % 16 / 4;
+      const int word = (step * 32 + lane) * 4 + page / 8 + 2 * (pair % 2);
+      for (int part = 0; part < 2; ++part) {
+        const std::uint32_t low = take_half(cosine);
+        operand[part * 16 * pairs + word] = low | take_half(sine) << 16;
+      }
     }
-  }
+  angles += 16 * head_dim;
+  for (int page = 0; page < max_pages; page += 16)
+    for (int pair = 0; pair < pairs; ++pair) {
+      const auto [cosine, sine] = angle(page, pair);
+      *angles++ = cosine;
+      *angles++ = sine;
+    }
 }
 
 }  // namespace oscar::cuda

@@ -75,7 +75,7 @@ __device__ __noinline__ void multiply(const std::uint8_t* matrices, const typena
                                       const typename Config::Shared& shared, float* out, int stride) {
   constexpr int kSteps = Config::kKeySteps, kBlocks = Config::kHeadDim / 16;
   const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-  const int num_rows = shared.num_rows;
+  const int num_rows = shared.share.num_rows;
 #pragma unroll 1
   for (int block = warp; block < kBlocks; block += Config::kNumWarps) {
     int head = -1;
@@ -83,8 +83,8 @@ __device__ __noinline__ void multiply(const std::uint8_t* matrices, const typena
     uint4 a[kSteps][2];
 #pragma unroll 1
     for (int slot = 0; slot < num_rows; ++slot) {
-      if (shared.row[slot].head != head) {
-        head = shared.row[slot].head;
+      if (shared.share.row[slot].head != head) {
+        head = shared.share.row[slot].head;
         const auto* matrix = slot == 0 ? first : matrix_of<Config>(matrices, head);
 #pragma unroll
         for (int k = 0; k < kSteps; ++k)

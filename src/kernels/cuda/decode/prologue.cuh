@@ -22,15 +22,15 @@ __device__ __forceinline__ void load_constants(const DecodeParams& p, typename C
   constexpr int kPieces = Config::kHeadDim / 4;  // of a mean
   const int thread = fresh_thread(), lane = thread % 32;
 #pragma unroll 1
-  for (int k = thread / 32; k < shared.num_rows * Config::kRows; k += Config::kNumWarps) {
-    const float* mean = p.page_mean + shared.row[k / Config::kRows].head * Config::kHeadDim;
+  for (int k = thread / 32; k < shared.share.num_rows * Config::kRows; k += Config::kNumWarps) {
+    const float* mean = p.page_mean + shared.share.row[k / Config::kRows].head * Config::kHeadDim;
     for (int piece = lane; piece < kPieces; piece += 32)
       copy_by_thread<16>(&scratch.mean[k][4 * piece], mean + 4 * piece);
   }
-  if (thread < 2 * shared.num_rows) {
+  if (thread < 2 * shared.share.num_rows) {
     const int slot = thread / 2;
     const OffsetScale* from = thread % 2 == 0 ? p.key_offset : p.value_offset;
-    copy_by_thread<8>(&shared.data[slot].offsets[2 * (thread % 2)], from + shared.row[slot].head);
+    copy_by_thread<8>(&shared.data[slot].offsets[2 * (thread % 2)], from + shared.share.row[slot].head);
   }
 }
 template <typename Config>
@@ -39,9 +39,9 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Decode
   constexpr int kPieces = Config::kHeadDim / 8;  // of a query row
   const int thread = fresh_thread(), lane = thread % 32;
 #pragma unroll 1
-  for (int k = thread / 32; k < shared.num_rows * Config::kRows; k += Config::kNumWarps) {
+  for (int k = thread / 32; k < shared.share.num_rows * Config::kRows; k += Config::kNumWarps) {
     const int r = k % Config::kRows;
-    const Row& row = shared.row[k / Config::kRows];
+    const Row& row = shared.share.row[k / Config::kRows];
     const QueryRow query = query_row<Config>(p, plan, row, r);
     const std::int64_t token = static_cast<std::int64_t>(row.request) * p.query_length + query.token;
     const __nv_bfloat16* from = query.valid ? p.q + token * p.q_token_stride + query.head * p.q_head_stride : p.q;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void prepare_queries(const DecodeParams& p, typename 
   constexpr int kPairVectors = Config::kPairs / 32;
   const int thread = fresh_thread(), lane = thread % 32, half = p.rotary_dim / 2;
 #pragma unroll 1
-  for (int k = thread / 32; k < shared.num_rows * Config::kRows; k += Config::kNumWarps) {
+  for (int k = thread / 32; k < shared.share.num_rows * Config::kRows; k += Config::kNumWarps) {
     auto& data = shared.data[k / Config::kRows];
     const int row = k % Config::kRows;
     const float* mean = scratch.mean[k];
@@ -101,7 +101,7 @@ __device__ __forceinline__ void prepare_scores(const DecodeParams& p, typename C
   constexpr int kVectors = WarpRow<Config>::kVectors;
   const int thread = fresh_thread(), lane = thread % 32;
 #pragma unroll 1
-  for (int k = thread / 32; k < shared.num_rows * Config::kRows; k += Config::kNumWarps) {
+  for (int k = thread / 32; k < shared.share.num_rows * Config::kRows; k += Config::kNumWarps) {
     auto& data = shared.data[k / Config::kRows];
     const int row = k % Config::kRows;
     WarpRow<Config> query;

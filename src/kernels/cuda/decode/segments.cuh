@@ -1,38 +1,16 @@
 #pragma once
-// The flat list of work items on the device: prefix sums over requests, where an index of the list lies, and how the
-// list is cut: between blocks, into passes of a few rows each where a block has many, and between a block's warps.
+// The flat list of work items on the device: where an index of the list lies, and how the list is cut: between blocks,
+// into passes of a few rows each where a block has many, and between a block's warps.
 
 #include "config.hpp"
 
 namespace oscar::cuda {
 
-// Lengths and prefix sums of one head's items over requests, in shared memory.
+// Lengths and prefix sums of one head's items over requests.
 struct Requests {
   int* prefix;  // [num_requests + 1]; the last is a head's total; times num_kv_heads below 2^31 (check_decode)
   int* length;  // [num_requests]
 };
-
-// By one warp.
-__device__ inline void scan_requests(const DecodeParams& p, const DecodePlan& plan, const Requests& requests) {
-  const int lane = threadIdx.x % 32;
-  int carry = 0;
-  for (int first = 0; first < p.num_requests; first += 32) {
-    const int b = first + lane;
-    const int length = b < p.num_requests ? p.seq_lens[b] : 0;
-    int sum = request_items(p, length).total() * plan.row_groups;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += other;
-    }
-    if (b < p.num_requests) {
-      requests.prefix[b + 1] = carry + sum;
-      requests.length[b] = length;
-    }
-    carry += __shfl_sync(~0u, sum, 31);
-  }
-  if (lane == 0) requests.prefix[0] = 0;
-}
 
 // A list cut into contiguous ranges that differ by one item at most.
 struct Cut {
@@ -50,11 +28,13 @@ __device__ __forceinline__ int quotient(int x, Divisor by) {
   return by.magic == 0 ? x : static_cast<int>(__umulhi(static_cast<std::uint32_t>(x), by.magic));
 }
 
-// The rows of the list from item `begin` on, as many as fit and lie before `end`: shared.row, num_rows and pass_end,
-// the end of the last of them. By one warp; begin < end.
-template <typename Config>
+// A window item takes as long as 13 / 12 pages: sixteen short copies instead of one.
+inline constexpr int kPageWeight = 12, kWindowWeight = 13;
+
+// The rows of the list from item `begin` on, at most max_rows and none past `end`: row, num_rows and pass_end of
+// `share`. By one warp; begin < end.
 __device__ __forceinline__ void find_rows(const DecodeParams& p, const DecodePlan& plan, const Requests& requests,
-                                          int begin, int end, typename Config::Shared& shared) {
+                                          int begin, int end, int max_rows, BlockShare& share) {
   const int lane = threadIdx.x % 32, of_head = requests.prefix[p.num_requests];
   int head = -1;
   for (int at = 0; at < p.num_kv_heads; at += 32)
@@ -81,14 +61,37 @@ __device__ __forceinline__ void find_rows(const DecodeParams& p, const DecodePla
   row.begin = row.head * of_head + requests.prefix[row.request] + row.group * row.items.total();
   row.end = row.begin + row.items.total();
   const unsigned found = __ballot_sync(~0u, row.head < p.num_kv_heads && row.begin < row.end && row.begin < end);
-  const int slot = __popc(found & ((1u << lane) - 1)), count = min(__popc(found), Config::kMaxRows);
+  const int slot = __popc(found & ((1u << lane) - 1)), count = min(__popc(found), max_rows);
   if ((found >> lane & 1) != 0 && slot < count) {
-    shared.row[slot] = row;
+    share.row[slot] = row;
     if (slot == count - 1) {
-      shared.num_rows = count;
-      shared.pass_end = min(row.end, end);
+      share.num_rows = count;
+      share.pass_end = min(row.end, end);
     }
   }
+  __syncwarp();
+  // the pass cut between the warps by weight: lane w finds where warp w begins
+  const int pass_end = share.pass_end;
+  const auto items = [&](int s, bool window) {
+    const Row& at = share.row[s];
+    return window ? max(min(at.end, pass_end) - max(at.history_end(), begin), 0)
+                  : max(min(at.history_end(), pass_end) - max(at.begin, begin), 0);
+  };
+  std::int64_t weight = 0;
+  for (int s = 0; s < count; ++s)
+    weight += static_cast<std::int64_t>(items(s, false)) * kPageWeight +
+              static_cast<std::int64_t>(items(s, true)) * kWindowWeight;
+  if (lane > plan.num_warps) return;
+  std::int64_t rest = weight * lane / plan.num_warps;
+  int index = begin;
+  for (int s = 0; s < 2 * count; ++s) {
+    const int unit = s % 2 == 0 ? kPageWeight : kWindowWeight, there = items(s / 2, s % 2 != 0);
+    const int taken = static_cast<int>(min(rest / unit, static_cast<std::int64_t>(there)));
+    index += taken;
+    rest -= static_cast<std::int64_t>(taken) * unit;
+    if (taken < there) break;
+  }
+  share.warp_begin[lane] = lane == plan.num_warps ? pass_end : index;
 }
 
 // Query rows of a group, counted over query tokens first: row -> query token of the request and query head.
