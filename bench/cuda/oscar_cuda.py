@@ -225,6 +225,7 @@ class Case:
 def graph_time(fn, calls, replays=30):
     """Median microseconds a call of fn(0 .. calls - 1), captured in one graph."""
     s = torch.cuda.Stream()
+    torch.cuda.synchronize()  # what fn reads was made on another stream
     with torch.cuda.stream(s):
         fn(0)
     torch.cuda.synchronize()

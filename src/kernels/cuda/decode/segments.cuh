@@ -91,6 +91,7 @@ __device__ __forceinline__ void find_rows(const DecodeParams& p, const DecodePla
     rest -= static_cast<std::int64_t>(taken) * unit;
     if (taken < there) break;
   }
+  if (pass_end - begin <= plan.num_warps) index = min(begin + lane, pass_end);  // no empty warp between others: join()
   share.warp_begin[lane] = lane == plan.num_warps ? pass_end : index;
 }
 
