@@ -157,14 +157,19 @@ Result<PositionReport> check_positions(const CalibrateOptions& options, const So
 void warn_if_uneven(const PositionReport& positions, const RotationSet& set) {
   if (positions.unevenness <= PositionReport::kFlat) return;
   const auto [low, high] = std::ranges::minmax(positions.places, {}, &PositionReport::Place::error);
-  const bool follows = set.method == Method::kOurs || set.method == Method::kOursFast;
+  std::string remedy = "calibrate with more --tokens, on texts like those that will be served";
+  if (set.method != Method::kOurs && set.method != Method::kOursFast) {
+    remedy = "this method does not follow positions, use --method ours";
+  } else if (high.position == positions.places.back().position) {
+    // The last positions are at the edge of what the moments are averaged over.
+    remedy =
+        fmt::format("calibrate with --max-context {}, a quarter beyond what will be served", positions.end * 5 / 4);
+  }
   note(fmt::format(
-      "warning: the logit error is {:.3g} at position {} and {:.3g} at {}, {:.0f} % off its mean where {:.0f} % "
-      "should be enough: long contexts will suffer; {}",
+      "warning: the squared error of a logit is {:.3g} at position {} but {:.3g} at {}, {:.0f} % off its mean "
+      "over positions, more than {:.0f} %: contexts that long are read worse; {}",
       low.error, low.position, high.error, high.position, 100 * positions.unevenness, 100 * PositionReport::kFlat,
-      follows ? "calibrate with more --tokens, on texts like those that will be served, or lower "
-                "--max-context to what will be"
-              : "this method does not follow positions, use --method ours"));
+      remedy));
 }
 
 void report(const CalibrateOptions& options, const ModelStatistics& statistics, const RotationSet& set,
@@ -206,7 +211,7 @@ void report(const CalibrateOptions& options, const ModelStatistics& statistics, 
     text += fmt::format(
         "positions mean squared logit error {:.3g} to {:.3g} from position 0 to {}, {:.1f} % off its mean at "
         "most ({})\n",
-        low.error, high.error, set.max_context, 100 * positions->unevenness,
+        low.error, high.error, positions->end, 100 * positions->unevenness,
         positions->unevenness <= PositionReport::kFlat ? "flat" : "not flat");
   }
   if (options.per_layer) {

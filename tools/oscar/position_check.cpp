@@ -12,7 +12,7 @@ namespace oscar::tool {
 namespace {
 
 constexpr int kNumPlaces = 8;
-constexpr int kKeys = 512, kQueries = 64;  // of a text, its last ones: 2 million logits a layer of SmolLM2
+constexpr int kQueries = 64;  // of a text, its last ones; they meet all keys that calibration counts
 
 using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
@@ -46,8 +46,10 @@ Rows read_back(const RotationSet& set, const HeadRotation& head, const RopeSpec&
 
 }  // namespace
 
-PositionCheck::PositionCheck(const RotationSet& set, int length, Executor& executor) : set_(set), executor_(executor) {
-  const std::int64_t furthest = std::max<std::int64_t>(set.max_context - length, 0);
+PositionCheck::PositionCheck(const RotationSet& set, int length, Executor& executor)
+    : set_(set), executor_(executor), end_(set.max_context) {
+  if (set.geometry.context_length > 0) end_ = std::min<std::int64_t>(end_, set.geometry.context_length);
+  const std::int64_t furthest = std::max<std::int64_t>(end_ - length, 0);
   for (int i = 0; i < kNumPlaces; ++i) {
     const std::int64_t offset = furthest * i / (kNumPlaces - 1) / kBlockTokens * kBlockTokens;
     if (offsets_.empty() || offset > offsets_.back()) offsets_.push_back(offset);
@@ -61,8 +63,8 @@ Status PositionCheck::add(const SampleBlock& block) {
   OSCAR_ASSIGN(const Isa isa, select_isa());
   const LayerRotation& layer = found->second;
   const int dim = block.head_dim, group = block.num_qo_heads / block.num_kv_heads;
-  const int num_keys = std::min(kKeys, block.num_tokens), num_queries = std::min(kQueries, block.num_tokens);
-  const int first_key = block.num_tokens - num_keys, first_query = block.num_tokens - num_queries;
+  const int first_key = std::min(kSkippedSinkTokens, block.num_tokens - 1), num_keys = block.num_tokens - first_key;
+  const int num_queries = std::min(kQueries, block.num_tokens), first_query = block.num_tokens - num_queries;
   const std::ptrdiff_t key_stride = block.num_kv_heads * dim, query_stride = block.num_qo_heads * dim;
   const auto num_offsets = static_cast<int>(offsets_.size());
   std::vector<double> errors(static_cast<std::size_t>(block.num_kv_heads * num_offsets));
@@ -91,7 +93,7 @@ Status PositionCheck::add(const SampleBlock& block) {
 }
 
 PositionReport PositionCheck::report() const {
-  PositionReport report;
+  PositionReport report{.end = end_, .places = {}};
   if (num_added_ == 0) return report;
   double mean = 0;
   for (std::size_t i = 0; i < offsets_.size(); ++i) {

@@ -19,6 +19,7 @@ struct PositionReport {
     // heads and texts.
     double error = 0;
   };
+  std::int64_t end = 0;       // of the positions that were looked at
   std::vector<Place> places;  // ascending
   double unevenness = 0;      // largest |error / mean of the errors - 1|
 };
@@ -26,11 +27,11 @@ struct PositionReport {
 class PositionCheck {
  public:
   // Texts of `length` tokens will be moved to places evenly spread from position 0 to where they end at the set's
-  // max_context. Borrows the set.
+  // max_context, or at the model's own context when that is shorter. Borrows the set.
   PositionCheck(const RotationSet& set, int length, Executor& executor);
 
-  // One layer of a text that starts at position 0: its last queries meet its last keys at every place. Layers that the
-  // set lacks are passed over.
+  // One layer of a text that starts at position 0: its last queries meet its keys (sinks left out) at every place.
+  // Layers that the set lacks are passed over.
   Status add(const SampleBlock& block);
 
   PositionReport report() const;
@@ -38,6 +39,7 @@ class PositionCheck {
  private:
   const RotationSet& set_;
   Executor& executor_;
+  std::int64_t end_;
   std::vector<std::int64_t> offsets_;
   std::vector<double> sums_;  // [offsets]
   int num_added_ = 0;         // heads
