@@ -11,8 +11,10 @@ namespace oscar::tool {
 namespace {
 
 constexpr double kWidth = kChartWidth, kHeight = kChartHeight, kLeft = 58, kRight = 18, kTop = 40, kBottom = 46;
-constexpr double kLeastKl = 1e-5;    // zero has no place on a log scale
-constexpr double kLabelHeight = 14;  // a line of text, so that labels do not cover each other
+constexpr double kLeastKl = 1e-5;     // zero has no place on a log scale
+constexpr double kLabelHeight = 14;   // a line of text, so that labels do not cover each other
+constexpr double kLetterWidth = 6.4;  // of 12-point text, on average
+constexpr double kRounding = 1e-6;    // of a height that was just set
 
 std::string colour_of(const std::string& method) {
   static const std::map<std::string, std::string> kColours = {{"f16", "#3f7f3a"},
@@ -102,6 +104,33 @@ std::vector<double> spread_labels(const std::vector<double>& wanted) {
   return result;
 }
 
+// A line of text beside its point; it ends there when `left`.
+struct Label {
+  double from = 0, to = 0, y = 0;
+  bool left = false;
+  std::string text;
+};
+
+// Moves labels down as little as keeps those apart that would cover each other, from the highest on.
+void place_labels(std::vector<Label>& labels) {
+  std::vector<Label*> order;
+  for (Label& label : labels) order.push_back(&label);
+  std::ranges::sort(order, {}, &Label::y);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    Label& label = *order[i];
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t j = 0; j < i; ++j) {
+        const Label& placed = *order[j];
+        const bool covers =
+            label.from < placed.to && placed.from < label.to && std::abs(label.y - placed.y) < kLabelHeight - kRounding;
+        if (covers) label.y = placed.y + kLabelHeight;
+        moved |= covers;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::string escape_markup(std::string_view text) {
@@ -126,46 +155,60 @@ std::string escape_markup(std::string_view text) {
 
 std::string accuracy_chart(std::span<const EvalRow> rows, const std::string& title) {
   std::vector<double> kls;
-  double most_bits = 3;
+  double most_bits = 3, least_bits = 2;
   for (const EvalRow& row : rows) {
     kls.push_back(std::max(row.summary.kl, kLeastKl));
-    if (row.method != "f16") most_bits = std::max(most_bits, row.bits);
+    if (row.method == "f16") continue;
+    most_bits = std::max(most_bits, row.bits);
+    least_bits = std::min(least_bits, row.bits);
   }
   const auto range = decades(kls);
   const Axis y(range.first, range.second, kHeight - kBottom, kTop, true);
-  // From 2 bits up; wide ranges (q8_0 at 8.5 bits beside 2.25) need a log scale to keep the low end apart.
-  const double low = 1.9, high = most_bits * 1.06;
+  // From 2 bits or the least up; wide ranges (q8_0 at 8.5 bits beside 2.25) need a log scale to keep the low end apart.
+  const double low = least_bits * 0.95, high = most_bits * 1.06;
   const Axis x(low, high, kLeft, kWidth - kRight, true);
   std::string svg = frame(title, "bits an element (codes and parameters)", range, y);
-  for (const double tick : {2.0, 2.25, 2.5, 3.0, 4.0, 6.0, 8.0}) {
+  for (const double tick : {1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 4.0, 6.0, 8.0}) {
     if (tick > high) break;
+    if (tick < low) continue;
     if (tick == 2.25 && high > 5) continue;
     svg += text_at(x(tick), kHeight - kBottom + 16, "middle", "#555", fmt::format("{:g}", tick));
   }
   std::vector<const EvalRow*> points;
-  std::vector<double> label_y;
   for (const EvalRow& row : rows) {
-    const double height = y(std::max(row.summary.kl, kLeastKl));
-    if (row.method == "f16") {
-      svg += fmt::format("<line x1='{0}' x2='{1}' y1='{2:.1f}' y2='{2:.1f}' stroke='{3}' stroke-dasharray='5 4'/>\n",
-                         kLeft, kWidth - kRight, height, colour_of("f16"));
-      svg += text_at(kLeft + 4, height + 14, "start", colour_of("f16"), "16 bits: noise floor");
+    if (row.method != "f16") {
+      points.push_back(&row);
       continue;
     }
-    points.push_back(&row);
-    label_y.push_back(height + 4);
+    const double height = y(std::max(row.summary.kl, kLeastKl));
+    svg += fmt::format("<line x1='{0}' x2='{1}' y1='{2:.1f}' y2='{2:.1f}' stroke='{3}' stroke-dasharray='5 4'/>\n",
+                       kLeft, kWidth - kRight, height, colour_of("f16"));
+    svg += text_at(kLeft + 4, height + 14, "start", colour_of("f16"), "16 bits: noise floor");
   }
-  label_y = spread_labels(label_y);
+  // Many points: their names alone, the figures are in the table. Points are drawn over labels, never hidden by them.
+  constexpr std::size_t kMostFigures = 8;
+  std::vector<Label> labels;
+  for (const EvalRow* row : points) {
+    const ScoreSummary& s = row->summary;
+    const double at = x(row->bits);
+    const bool left = at > (kLeft + kWidth - kRight) / 2;
+    const std::string text =
+        points.size() > kMostFigures ? row->method : fmt::format("{} {:.3g}, PPL x{:.3g}", row->method, s.kl, s.ratio);
+    const double width = kLetterWidth * static_cast<double>(text.size()), from = left ? at - 9 - width : at + 9;
+    labels.push_back(
+        {.from = from, .to = from + width, .y = y(std::max(s.kl, kLeastKl)) + 4, .left = left, .text = text});
+  }
+  place_labels(labels);
   for (std::size_t i = 0; i < points.size(); ++i) {
-    const ScoreSummary& s = points[i]->summary;
-    const double at = x(points[i]->bits), kl = std::max(s.kl, kLeastKl);
-    const std::string colour = colour_of(points[i]->method);
+    svg += text_at(labels[i].left ? labels[i].to : labels[i].from, labels[i].y, labels[i].left ? "end" : "start",
+                   colour_of(points[i]->method), labels[i].text);
+  }
+  for (const EvalRow* row : points) {
+    const ScoreSummary& s = row->summary;
+    const double at = x(row->bits), kl = std::max(s.kl, kLeastKl);
     svg += fmt::format("<line x1='{0:.1f}' x2='{0:.1f}' y1='{1:.1f}' y2='{2:.1f}' stroke='{3}' stroke-width='2'/>\n",
-                       at, y(kl + s.kl_error), y(std::max(kl - s.kl_error, range.first)), colour);
-    svg += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='5' fill='{}'/>\n", at, y(kl), colour);
-    const bool right = at > (kLeft + kWidth - kRight) / 2;
-    svg += text_at(at + (right ? -9 : 9), label_y[i], right ? "end" : "start", colour,
-                   fmt::format("{} {:.3g}, PPL x{:.3g}", points[i]->method, s.kl, s.ratio));
+                       at, y(kl + s.kl_error), y(std::max(kl - s.kl_error, range.first)), colour_of(row->method));
+    svg += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='5' fill='{}'/>\n", at, y(kl), colour_of(row->method));
   }
   return svg + "</svg>\n";
 }
@@ -250,7 +293,8 @@ std::string retrieval_map(std::span<const EvalRow> rows, const std::string& titl
       const double strip = (column - kGap) / static_cast<double>(std::max<std::size_t>(cell.depths.size(), 1));
       for (std::size_t d = 0; d < cell.depths.size(); ++d) {
         const auto [exact, questions] = cell.depths[d];
-        const double share = questions > 0 ? static_cast<double>(exact) / questions : 0;
+        if (questions == 0) continue;
+        const double share = static_cast<double>(exact) / questions;
         svg += fmt::format(
             "<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{}' fill='#1f5fa8' fill-opacity='{:.2f}' "
             "stroke='#dddddd' stroke-width='.5'/>\n",
