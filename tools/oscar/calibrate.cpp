@@ -35,18 +35,20 @@ struct CalibrateOptions {
 
 constexpr double kFirstWindow = 0.05;  // share of a text that is left out at its start: titles, licences
 
-// A model and the texts that go through it.
+// A model and the texts that go through it. Its file is read by us first: llama.cpp only says that it cannot load one.
 struct Source {
+  ModelGeometry geometry;
   Model model;
   std::vector<TextFile> texts;
 };
 
 Result<Source> open_source(const CalibrateOptions& options, bool verbose) {
+  OSCAR_ASSIGN(ModelGeometry geometry, read_gguf_geometry(options.model));
   OSCAR_ASSIGN(std::vector<TextFile> texts, read_texts(options.texts));
   start_llama(verbose);
   OSCAR_ASSIGN(Model model, Model::load(options.model));
   for (TextFile& text : texts) OSCAR_TRY(render_prompts(text, model));
-  return Source{std::move(model), std::move(texts)};
+  return Source{std::move(geometry), std::move(model), std::move(texts)};
 }
 
 // Windows of token ids, spread evenly over the texts.
@@ -89,7 +91,7 @@ ggml::SampleOptions sample_options(const CalibrateOptions& options, Progress& pr
 
 Result<ModelStatistics> sample_texts(const CalibrateOptions& options, const Source& source) {
   ModelStatistics statistics;
-  OSCAR_ASSIGN(statistics.geometry, read_gguf_geometry(options.model));
+  statistics.geometry = source.geometry;
   OSCAR_ASSIGN(const auto windows, cut_windows(options, source.model, source.texts));
   for (const auto& window : windows) statistics.num_tokens += static_cast<std::int64_t>(window.size());
   statistics.corpus_hash = hash_texts(source.texts);
