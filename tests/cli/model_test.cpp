@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/run_program.hpp"
@@ -51,7 +52,10 @@ TEST_F(ModelProgramTest, CtrlCStopsACalibrationWithoutAFile) {
 TEST_F(ModelProgramTest, CalibratesThenRunsThenScores) {
   const ProgramRun calibrated = calibrate_small();
   ASSERT_EQ(calibrated.exit_code, 0) << calibrated.err;
-  EXPECT_EQ(calibrated.err, "");
+  // 512 tokens are few: the check of positions may warn, in one line; nothing else is said
+  const auto lines = std::ranges::count(calibrated.err, '\n');
+  EXPECT_TRUE(lines == 0 || (lines == 1 && calibrated.err.starts_with("warning: the squared error of a logit")))
+      << calibrated.err;
   const auto summary = nlohmann::json::parse(calibrated.out);
   EXPECT_EQ(summary["method"], "ours");
   EXPECT_EQ(summary["tokens"], 512);
