@@ -4,28 +4,19 @@
 
 #include <gtest/gtest.h>
 
-#include "cli/run_program.hpp"
+#include "cli/model_fixture.hpp"
 
 namespace oscar::tool {
 namespace {
 
-class PromptsTest : public ::testing::Test {
+class PromptsTest : public ModelFixture {
  protected:
-  void SetUp() override {
-    const std::string path = test::model_path("smollm2.gguf");
-    ASSERT_FALSE(path.empty());
-    start_llama(false);
-    auto model = Model::load(path);
-    ASSERT_TRUE(model) << model.error().message;
-    model_ = std::make_unique<Model>(std::move(*model));
-  }
   TextFile file(const std::string& content) const {
     TextFile text;
     text.path = "prompts.jsonl";
     text.content = content;
     return text;
   }
-  std::unique_ptr<Model> model_;
 };
 
 TEST_F(PromptsTest, MessagesAndPromptsGoThroughTheModelsTemplate) {

@@ -5,10 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <memory>
 #include <set>
 
-#include "cli/run_program.hpp"
+#include "cli/model_fixture.hpp"
 
 namespace oscar::tool {
 namespace {
@@ -17,15 +16,10 @@ constexpr int kLength = 1200;
 constexpr int kKeys = 8;
 constexpr int kTail = 300;
 
-class RetrievalTest : public ::testing::Test {
+class RetrievalTest : public ModelFixture {
  protected:
   void SetUp() override {
-    const std::string path = test::model_path("smollm2.gguf");
-    ASSERT_FALSE(path.empty());
-    start_llama(false);
-    auto model = Model::load(path);
-    ASSERT_TRUE(model) << model.error().message;
-    model_ = std::make_unique<Model>(std::move(*model));
+    ModelFixture::SetUp();
     filler_.path = filler_.name = "filler";
     for (int i = 0; i < 3000; ++i) filler_.content += "The quick brown fox jumps over the lazy dog.\n";
   }
@@ -37,7 +31,6 @@ class RetrievalTest : public ::testing::Test {
     text.resize(static_cast<std::size_t>(std::max(size, 0)));
     return text;
   }
-  std::unique_ptr<Model> model_;
   TextFile filler_;
 };
 

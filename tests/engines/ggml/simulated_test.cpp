@@ -53,6 +53,14 @@ class SimulatedTest : public ::testing::Test {
   std::vector<Logits> scored(llama_context* context) {
     return decode(context, {tokens_.begin() + kPrompt, tokens_.end()}, kPrompt);
   }
+  // With every row read as it was written; the cache then has the prompt again, and its own way of reading.
+  std::vector<Logits> scored_exactly(llama_context* context) {
+    cache_->set_exact_all(true);
+    const auto exact = scored(context);
+    llama_memory_seq_rm(llama_get_memory(context), 0, kPrompt, -1);
+    cache_->set_exact_all(false);
+    return exact;
+  }
   static double mean_divergence(const std::vector<Logits>& reference, const std::vector<Logits>& logits) {
     double sum = 0;
     for (std::size_t i = 0; i < reference.size(); ++i) sum += divergence(reference[i], logits[i]);
@@ -71,10 +79,7 @@ class SimulatedTest : public ::testing::Test {
 TEST_F(SimulatedTest, AMethodThatLosesNothingIsTheExactCache) {
   const ContextPtr context = with_prompt();
   ASSERT_NE(context, nullptr);
-  cache_->set_exact_all(true);
-  const auto exact = scored(context.get());
-  llama_memory_seq_rm(llama_get_memory(context.get()), 0, kPrompt, -1);
-  cache_->set_exact_all(false);
+  const auto exact = scored_exactly(context.get());
   const auto keep = std::make_shared<ggml::Simulation>();
   keep->read_back = [](int, std::int32_t, int, float*, float*) {};
   ASSERT_TRUE(cache_->simulate(keep, kPrompt).has_value());
@@ -147,10 +152,7 @@ TEST_F(SimulatedTest, WhatAQueryReadsOutsideItsWindowIsSimulated) {
   // Rows of zeros outside the windows: with windows over everything nothing changes, with small ones all does.
   const ContextPtr context = with_prompt();
   ASSERT_NE(context, nullptr);
-  cache_->set_exact_all(true);
-  const auto exact = scored(context.get());
-  llama_memory_seq_rm(llama_get_memory(context.get()), 0, kPrompt, -1);
-  cache_->set_exact_all(false);
+  const auto exact = scored_exactly(context.get());
   const auto zeros = std::make_shared<ggml::Simulation>();
   zeros->read_back = [this](int, std::int32_t, int num_rows, float* k, float* v) {
     std::fill_n(k, num_rows * width(), 0.0f);

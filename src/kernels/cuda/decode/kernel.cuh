@@ -40,7 +40,7 @@ struct Stream {
   }
 };
 
-// Sixteen of the first page in items [index, end) of the rows from shared.share.row[slot] on; 0 where there is none.
+// Sixteen of the first page in items [index, end) of the rows from slot on; 0 where there is none.
 template <typename Config>
 __device__ __forceinline__ int first_sixteen(const typename Config::Shared& shared, int slot, int index, int end) {
   for (; index < end; ++slot) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ int first_sixteen(const typename Config::Shared& shar
   return 0;
 }
 
-// Items [index, end) of the rows in shared.row, by one warp.
+// Items [index, end) of the rows in shared.share, by one warp.
 template <typename Config>
 __device__ __forceinline__ void stream_rows(const DecodeParams& p, const DecodePlan& plan,
                                             typename Config::Shared& shared, int index, int end,

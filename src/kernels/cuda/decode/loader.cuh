@@ -18,7 +18,7 @@ class Loader {
         barriers_(shared_address(shared.full[threadIdx.x / 32])),
         ring_(shared_address(shared.ring[threadIdx.x / 32])),
         policy_(evict_first_policy()) {}
-  // Items [begin, end) of the rows in shared.row; none of the range before is in flight any more.
+  // Items [begin, end) of the rows in shared.share; none of the range before is in flight any more.
   __device__ __forceinline__ void start(int begin, int end) {
     index_ = begin;
     end_ = end;

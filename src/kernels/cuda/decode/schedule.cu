@@ -8,6 +8,18 @@ namespace {
 
 constexpr int kScheduleWarps = 4;  // a block of the schedule kernel; each makes one share
 
+// A list cut into contiguous ranges that differ by one item at most.
+struct Cut {
+  int quotient, remainder;
+  __device__ __forceinline__ Cut(int num_items, int num_ranges)
+      : quotient(num_ranges > 0 ? num_items / num_ranges : 0), remainder(num_items - quotient * num_ranges) {}
+  __device__ __forceinline__ int begin(int range) const { return range * quotient + min(range, remainder); }
+  __device__ __forceinline__ int range_of(int index) const {
+    const int longer = remainder * (quotient + 1);
+    return index < longer ? index / (quotient + 1) : remainder + (index - longer) / quotient;
+  }
+};
+
 __device__ __forceinline__ void make_share(const DecodeParams& p, const DecodePlan& plan, const Requests& requests,
                                            int block, BlockShare& share) {
   const int lane = threadIdx.x % 32, total = requests.prefix[p.num_requests] * p.num_kv_heads;

@@ -12,18 +12,6 @@ struct Requests {
   int* length;  // [num_requests]
 };
 
-// A list cut into contiguous ranges that differ by one item at most.
-struct Cut {
-  int quotient, remainder;
-  __device__ __forceinline__ Cut(int num_items, int num_ranges)
-      : quotient(num_ranges > 0 ? num_items / num_ranges : 0), remainder(num_items - quotient * num_ranges) {}
-  __device__ __forceinline__ int begin(int range) const { return range * quotient + min(range, remainder); }
-  __device__ __forceinline__ int range_of(int index) const {
-    const int longer = remainder * (quotient + 1);
-    return index < longer ? index / (quotient + 1) : remainder + (index - longer) / quotient;
-  }
-};
-
 __device__ __forceinline__ int quotient(int x, Divisor by) {
   return by.magic == 0 ? x : static_cast<int>(__umulhi(static_cast<std::uint32_t>(x), by.magic));
 }
